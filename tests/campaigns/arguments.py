@@ -44,32 +44,32 @@ class Called(nn.Module):
         return self.function(self.layer, x) if self.layer is not None else self.function(x)
 
 
-def words(given: tuple[Any, ...], named: dict[str, Any]) -> str:
-    parts = [*(getattr(each, "__name__", repr(each)) for each in given), *(f"{k}={v!r}" for k, v in named.items())]
+def words(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+    parts = [*(getattr(part, "__name__", repr(part)) for part in arguments), *(f"{k}={v!r}" for k, v in named.items())]
     return ", ".join(parts)
 
 
-def layers(kind: type[nn.Module], source: str, *given: Any, **choices: list[Any]) -> None:
+def layers(kind: type[nn.Module], source: str, *hyperparameters: Any, **choices: list[Any]) -> None:
     """The layer as it is, and with each choice of each argument; a choice that is a dict gives several arguments."""
     sets: list[dict[str, Any]] = [{}]
     for name, values in choices.items():
         sets += [value if isinstance(value, dict) else {name: value} for value in values]
     for named in sets:
-        CALLS[f"nn.{kind.__name__}({words(given, named)})"] = (
-            lambda named=named: kind(*given, **named),
+        CALLS[f"nn.{kind.__name__}({words(hyperparameters, named)})"] = (
+            lambda named=named: kind(*hyperparameters, **named),
             source,
         )
 
 
-def functions(function: Callable[..., Any], source: str, *given: Any, **choices: list[Any]) -> None:
+def functions(function: Callable[..., Any], source: str, *hyperparameters: Any, **choices: list[Any]) -> None:
     """Likewise of a function of a tensor."""
     sets: list[dict[str, Any]] = [{}]
     for name, values in choices.items():
         sets += [value if isinstance(value, dict) else {name: value} for value in values]
     room = "F" if getattr(F, function.__name__, None) is function else "torch"
     for named in sets:
-        CALLS[f"{room}.{function.__name__}({words(given, named)})"] = (
-            lambda named=named: Called(lambda x: function(x, *given, **named)),
+        CALLS[f"{room}.{function.__name__}({words(hyperparameters, named)})"] = (
+            lambda named=named: Called(lambda x: function(x, *hyperparameters, **named)),
             source,
         )
 
@@ -217,8 +217,8 @@ layers(nn.LSTMCell, "features", 8, 6, bias=NO)
 
 def attend(name: str, how: dict[str, Any], **call: Any) -> None:
     def function(layer: nn.Module, x: torch.Tensor) -> Any:
-        found = layer(x, x, x, **call)
-        return found if call.get("need_weights", True) else found[0]
+        results = layer(x, x, x, **call)
+        return results if call.get("need_weights", True) else results[0]
 
     calls(f"nn.MultiheadAttention(8, 2, {words((), how)})({name})", lambda: nn.MultiheadAttention(8, 2, **how),
           "sequence" if how.get("batch_first") else "frames", function)  # fmt: skip
@@ -437,15 +437,15 @@ def examine(name: str, exact: bool) -> str:
         ours = leaves(prepared(batch.clone()))
         theirs = leaves(model.eval()(batch.clone()))
         model.train()
-    if [each.shape for each in ours] != [each.shape for each in theirs]:
-        return f"WRONG: shapes {[each.shape for each in ours]} for {[each.shape for each in theirs]}"
+    if [leaf.shape for leaf in ours] != [leaf.shape for leaf in theirs]:
+        return f"WRONG: shapes {[leaf.shape for leaf in ours]} for {[leaf.shape for leaf in theirs]}"
     for mine, wanted in zip(ours, theirs, strict=True):
         scale = max(float(wanted.abs().max()), 1e-3) if wanted.numel() else 1.0
         if not (mine.double() - wanted.double()).abs().sum() <= 2e-3 * scale * wanted.numel():
             return f"WRONG: differs by {float((mine.double() - wanted.double()).abs().max()):g} of {scale:g}"
     # Where training is something else, which is said, it is evaluation that is captured.
-    same = not any("training computes something else" in str(each.message) for each in raised)
-    if same and not noise(name) and all(each.dtype == torch.float32 for each in theirs):
+    same = not any("training computes something else" in str(warning.message) for warning in raised)
+    if same and not noise(name) and all(leaf.dtype == torch.float32 for leaf in theirs):
         difference = differences(prepared.plan.network, model, [batch], True)
         if not difference <= 1e-4:
             return f"WRONG: in training the network differs by {difference:g}"

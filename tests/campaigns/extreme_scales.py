@@ -33,7 +33,7 @@ SEEDS = 2
 def files(kind: str, seed: int) -> Iterator[tuple[str, bytes]]:
     """A graph of the kind with one grid moved: of what it reads first, or of its result."""
     graph = random_graph(np.random.default_rng(seed), kind)
-    stored = [name for name, each in graph.tensors.items() if each.data is None and each.dtype in ("int8", "int16")]
+    stored = [name for name, array in graph.tensors.items() if array.data is None and array.dtype in ("int8", "int16")]
     for name in dict.fromkeys((stored[0], stored[-1])) if stored else ():
         for scale in SCALES:
             held = graph.tensors[name]
@@ -70,11 +70,11 @@ def main() -> int:
                     total["refused"] += 1
                     continue
                 for device in DEVICES:
-                    found = differing(graph, content, seed, device)
-                    total["compared" if found is not None else "not run"] += 1
-                    if found:
+                    count = differing(graph, content, seed, device)
+                    total["compared" if count is not None else "not run"] += 1
+                    if count:
                         total["differ"] += 1
-                        print(f"{kind} on {device}, {what}: {found} codes differ", flush=True)
+                        print(f"{kind} on {device}, {what}: {count} codes differ", flush=True)
         print(f"{kind}: {dict(total)}", flush=True)
     return int(total["differ"] > 0)
 

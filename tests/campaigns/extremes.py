@@ -68,18 +68,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, metavar="COUNT")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N")
     parser.add_argument("--how", nargs="+", default=list(WAYS), choices=WAYS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     through = failed = left_out = 0
-    for name in given.networks:
-        for how in given.how:
-            for seed in range(given.first_seed, given.first_seed + given.seeds):
-                made = driven(name, how, seed)
-                if made is None:
+    for name in options.networks:
+        for how in options.how:
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
+                case = driven(name, how, seed)
+                if case is None:
                     left_out += 1
                     continue
                 try:
                     with tempfile.TemporaryDirectory() as folder:
-                        assert_exact(*made, Path(folder))
+                        assert_exact(*case, Path(folder))
                     through += 1
                 except Exception as error:  # the campaign goes on
                     failed += 1

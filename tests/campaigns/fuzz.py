@@ -367,28 +367,28 @@ def _num_bits(source: Source, op: Operator, signed: bool) -> int:
 
 def attributes_of(source: Source, op: Operator, dtype: str) -> dict[str, Any]:
     """Values of all attributes, in order; those that depend on shapes are replaced by SHAPES."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, kind in op.attributes.items():
         if name == "num_bits":
-            found[name] = _num_bits(source, op, found.get("signed_input", False))
+            attributes[name] = _num_bits(source, op, attributes.get("signed_input", False))
         elif kind == "bool":
-            found[name] = chance(source, 50)
+            attributes[name] = chance(source, 50)
         elif kind == "choice":
-            found[name] = choose(source, op.choices[name])
+            attributes[name] = choose(source, op.choices[name])
         elif name == "epsilon":
-            found[name] = choose(source, (1e-3, 1e-4, 0.0, 1.001e-5, 1.0, 1e-40))
+            attributes[name] = choose(source, (1e-3, 1e-4, 0.0, 1.001e-5, 1.0, 1e-40))
         elif name == "exponential_avg_factor":
-            found[name] = choose(source, (1.0, 0.0, 0.5, 0.01, 0.999, 1e-40))
+            attributes[name] = choose(source, (1.0, 0.0, 0.5, 0.01, 0.999, 1e-40))
         else:
-            found[name] = op.defaults.get(name)
+            attributes[name] = op.defaults.get(name)
     lowest, highest = ("min", "max") if "min" in op.attributes else ("input_min", "input_max")
     if lowest in op.attributes:
         low, high = (float(bound) for bound in ranges(source, (), np.dtype(dtype)))
         if rounded(dtype, low) < rounded(dtype, high):
-            found[lowest], found[highest] = low, high
-    if "signed_input" in found and "num_bits" in found:  # V3 has num_bits first
-        found["num_bits"] = min(found["num_bits"], 61 if found["signed_input"] else 62)
-    return found
+            attributes[lowest], attributes[highest] = low, high
+    if "signed_input" in attributes and "num_bits" in attributes:  # V3 has num_bits first
+        attributes["num_bits"] = min(attributes["num_bits"], 61 if attributes["signed_input"] else 62)
+    return attributes
 
 
 # Layouts: the same values elsewhere in memory. Simplest first; only "broadcast" changes values.
@@ -475,8 +475,8 @@ def generate(source: Source, op: Operator | None = None) -> Call:
     for low, high in (("min", "max"), ("input_min", "input_max")):
         if low in shapes:
             arrays[low], arrays[high] = ranges(source, shapes[low], dtype_of(low, dtype))
-    given: dict[str, Any] = attributes | arrays
-    bounds = [np.asarray(given[name]) for name in ("min", "max", "input_min", "input_max") if name in given]
+    arguments: dict[str, Any] = attributes | arrays
+    bounds = [np.asarray(arguments[name]) for name in ("min", "max", "input_min", "input_max") if name in arguments]
     axis = attributes.get("axis", -1)
     for name, shape in shapes.items():
         quantized = name in ("inputs", "input") and bounds and bounds[0].shape in ((), shape[axis:][:1])
@@ -661,9 +661,9 @@ def _fitted(call: Call, dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     def is_float(dtype: np.dtype) -> bool:
         return dtype.name in DTYPES
 
-    given = {name: dense[name].dtype for name, value in call.operands.items() if isinstance(value, np.ndarray)}
-    data = [dtype for name, dtype in given.items() if name not in call.op.ranges and dtype.kind not in "biu"]
-    first = next((dtype for dtype in given.values() if is_float(dtype) and dtype.name != "bfloat16"), None)
+    dtypes = {name: dense[name].dtype for name, value in call.operands.items() if isinstance(value, np.ndarray)}
+    data = [dtype for name, dtype in dtypes.items() if name not in call.op.ranges and dtype.kind not in "biu"]
+    first = next((dtype for dtype in dtypes.values() if is_float(dtype) and dtype.name != "bfloat16"), None)
     leading = data[0] if data else np.dtype("float64" if first == np.float64 else "float32")
     if not is_float(leading):
         return dense
@@ -673,7 +673,7 @@ def _fitted(call: Call, dense: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             takes = array.dtype.kind in "biu" or is_float(array.dtype)
             target = leading if leading.itemsize > 2 else np.dtype("float32")
         else:
-            takes = name not in given or (array.dtype.kind in "biu" and np.can_cast(array.dtype, leading, "safe"))
+            takes = name not in dtypes or (array.dtype.kind in "biu" and np.can_cast(array.dtype, leading, "safe"))
             target = leading
         with np.errstate(over="ignore"):
             fitted[name] = np.asarray(call.operands[name]).astype(target) if takes else array
@@ -743,8 +743,8 @@ def _with_out(call: Call, dense: dict[str, np.ndarray], out: list[np.ndarray]) -
     operands = dict(call.operands)
     # Numbers have no memory to write over; an array in their place, or one of another dtype, may change what other
     # dtypes become.
-    given = operands.get(call.out)
-    if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") == dense[call.out].dtype:
+    operand = operands.get(call.out)
+    if isinstance(operand, np.ndarray) and operand.dtype.newbyteorder("=") == dense[call.out].dtype:
         operands[call.out] = out[0] = dense[call.out].copy()
     results = call.op(**operands, **call.attributes, out=tuple(out))
     returned = results if isinstance(results, tuple) else (results,)

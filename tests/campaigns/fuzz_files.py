@@ -110,18 +110,18 @@ def inspected(content: bytes, folder: Path, seconds: float, onnx: bool) -> str:
     path = folder / f"damaged.{'onnx' if onnx else 'tflite'}"
     path.write_bytes(content)
     try:
-        found = inspect(path, examples=1, seconds=seconds)
+        inspection = inspect(path, examples=1, seconds=seconds)
     except qat.UnsupportedOperator as error:  # a list of places
         return "refused" if str(error) else "refused without a sentence"
     except Refusal as error:
         return "refused" if str(error) and "\n" not in str(error) else "refused without a sentence"
     except RuntimeError as error:
         return f"not simulated: {error}"
-    found.text()
-    found.as_json()
-    if not found.ran_on:
+    inspection.text()
+    inspection.as_json()
+    if not inspection.ran_on:
         return "nothing compared"
-    return "inspected, equal" if found.equal else "inspected, differs"
+    return "inspected, equal" if inspection.equal else "inspected, differs"
 
 
 def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Path | None) -> None:
@@ -164,7 +164,7 @@ class Campaign:
         self.peak = 0
 
     def note(self, number: int, seconds: float, outcome: str) -> None:
-        short = next((each for each in FINE if outcome.startswith(each)), None)
+        short = next((prefix for prefix in FINE if outcome.startswith(prefix)), None)
         self.outcomes[short or outcome.split(":")[0]] += 1
         self.slowest = max(self.slowest, seconds)
         if short is None or outcome.startswith("not simulated"):
@@ -183,14 +183,14 @@ class Campaign:
             (folder / name).write_bytes(content)
 
     def run(self) -> int:
-        given = self.arguments
-        number, end, start = given.first, given.first + given.cases, time.perf_counter()
+        flags = self.arguments
+        number, end, start = flags.first, flags.first + flags.cases, time.perf_counter()
         # All processes of a case, one after the other, and what is done before and between them.
-        silence = 10 * given.seconds + 60
+        silence = 10 * flags.seconds + 60
         while number < end:
-            options = ["--seed", given.seed, "--first", number, "--cases", end - number, "--seconds", given.seconds]
-            options += [] if given.onnx is None else ["--onnx", given.onnx]
-            command = [sys.executable, __file__, "--worker", "--plain", given.plain, *options]
+            options = ["--seed", flags.seed, "--first", number, "--cases", end - number, "--seconds", flags.seconds]
+            options += [] if flags.onnx is None else ["--onnx", flags.onnx]
+            command = [sys.executable, __file__, "--worker", "--plain", flags.plain, *options]
             with tempfile.TemporaryFile() as errors:
                 worker = subprocess.Popen(
                     list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -205,9 +205,9 @@ class Campaign:
                     self.peak = max(self.peak, int(peak))
                     self.note(int(at), float(seconds), outcome)
                     number = int(at) + 1
-                    if (number - given.first) % 200 == 0 or number == end:
-                        rate = (number - given.first) / (time.perf_counter() - start)
-                        print(f"{number - given.first} cases, {rate:.2f} a second, slowest {self.slowest:.1f} s, "
+                    if (number - flags.first) % 200 == 0 or number == end:
+                        rate = (number - flags.first) / (time.perf_counter() - start)
+                        print(f"{number - flags.first} cases, {rate:.2f} a second, slowest {self.slowest:.1f} s, "
                               f"peak {self.peak >> 20} MiB: {dict(self.outcomes)}", flush=True)  # fmt: skip
                 if number < end:
                     hung = worker.poll() is None and not ready

@@ -32,32 +32,32 @@ def outcome(graph: Graph, rng: np.random.Generator) -> str:
         return f"refused: {str(refusal).splitlines()[-1].partition(': ')[2][:90]}"
     codes = random_codes(rng, graph)
     reals = []
-    for name, given in zip(graph.inputs, model.plan.inputs, strict=True):
-        scale, zero_point = model.plan.grids[given.grid].fixed
+    for name, feed in zip(graph.inputs, model.plan.inputs, strict=True):
+        scale, zero_point = model.plan.grids[feed.grid].fixed
         whole = codes[name] if codes[name].dtype.kind == "i" else np.rint(codes[name] / np.float32(scale)) + zero_point
         reals.append(torch.from_numpy((whole.astype(np.float32) - zero_point) * np.float32(scale)).requires_grad_())
     quantized = {
-        name: codes[name] if codes[name].dtype.kind == "i" else each.detach().numpy()
-        for name, each in zip(graph.inputs, reals, strict=True)
+        name: codes[name] if codes[name].dtype.kind == "i" else real.detach().numpy()
+        for name, real in zip(graph.inputs, reals, strict=True)
     }
     results = model(*reals)
     results = list(results.values()) if isinstance(results, dict) else [results]
-    sum(each.square().sum() for each in results).backward()
+    sum(result.square().sum() for result in results).backward()
     trained = [*model.parameters(), *reals]
-    bad = [each for each in trained if each.grad is not None and not each.grad.isfinite().all()]
+    bad = [tensor for tensor in trained if tensor.grad is not None and not tensor.grad.isfinite().all()]
     if bad:
         return "gradients that are not finite"
     model.eval()
     qat.freeze(model)
     lowered = deploy.lower(model)
-    given = {}
-    for name, each in zip(lowered.inputs, reals, strict=True):
-        given[name] = deploy.quantize(each.detach().numpy(), lowered.tensors[name].quantization)
+    feed = {}
+    for name, real in zip(lowered.inputs, reals, strict=True):
+        feed[name] = deploy.quantize(real.detach().numpy(), lowered.tensors[name].quantization)
     for device in PROFILES:
         expected = deploy.simulate(graph, quantized, device=device)
-        found = deploy.simulate(lowered, given, device=device)
+        integers = deploy.simulate(lowered, feed, device=device)
         for theirs, ours in zip(graph.signature.outputs, lowered.signature.outputs, strict=True):
-            result = found[ours.tensor]
+            result = integers[ours.tensor]
             if expected[theirs.tensor].dtype == np.float32:
                 result = deploy.dequantize(result, lowered.tensors[ours.tensor].quantization)
             if not np.array_equal(expected[theirs.tensor], result):
@@ -75,15 +75,15 @@ def main() -> int:
     wrong = 0
     for kind in options.kinds:
         rng = np.random.default_rng([*kind.encode(), options.seed])
-        found: collections.Counter[str] = collections.Counter()
+        counts: collections.Counter[str] = collections.Counter()
         for _ in range(options.count):
             graph = random_graph(rng, kind)
             try:
-                found[outcome(graph, rng)] += 1
+                counts[outcome(graph, rng)] += 1
             except Exception as error:
-                found[f"died: {type(error).__name__}: {str(error)[:200]}"] += 1
-        wrong += sum(count for word, count in found.items() if not word.startswith(("equal", "refused")))
-        print(f"{kind:32}", dict(found), flush=True)
+                counts[f"died: {type(error).__name__}: {str(error)[:200]}"] += 1
+        wrong += sum(count for word, count in counts.items() if not word.startswith(("equal", "refused")))
+        print(f"{kind:32}", dict(counts), flush=True)
     print(f"{wrong} differ or died")
     return int(wrong > 0)
 

@@ -110,10 +110,10 @@ class Case:
         return self.choose.choice(values)
 
     def pick(self, *patterns: str) -> Path:
-        found = [path for pattern in patterns for path in sorted(self.job.glob(pattern)) if path.is_file()]
-        if not found:
+        paths = [path for pattern in patterns for path in sorted(self.job.glob(pattern)) if path.is_file()]
+        if not paths:
             (self.job / "more.json").touch()
-        return self.choose.choice(found) if found else self.job / "more.json"
+        return self.choose.choice(paths) if paths else self.job / "more.json"
 
     def note(self, what: str, path: Path) -> None:
         self.done.append(f"{what} {path.relative_to(self.folder)}")
@@ -224,26 +224,26 @@ class Case:
             torch.save(content, path)
             self.note(f"{name} in", path)
 
-    def tensor(self, given: torch.Tensor) -> Any:
+    def tensor(self, tensor: torch.Tensor) -> Any:
         kind = self.choose.randrange(9)
         if kind == 0:
-            return torch.full_like(given, float("nan")) if given.is_floating_point() else given * -1
+            return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor * -1
         if kind == 1:
-            return given * 1e38
+            return tensor * 1e38
         if kind == 2:
-            return given[..., None]
+            return tensor[..., None]
         if kind == 3:
-            return given.to(
+            return tensor.to(
                 self.choose.choice([torch.complex64, torch.int64, torch.bool, torch.float64, torch.bfloat16])
             )
         if kind == 4:
-            return given.reshape(-1).to_sparse()
+            return tensor.reshape(-1).to_sparse()
         if kind == 5:
             return torch.zeros(1).expand(10**12)
         if kind == 6:
             return torch.zeros(0)
         if kind == 7:
-            return torch.zeros_like(given)
+            return torch.zeros_like(tensor)
         return self.wild()
 
     def members(self) -> None:
@@ -326,13 +326,13 @@ class Case:
         if name == "compare":
             return name, ["compare", "job", "job", *(["--html", "page.html"] if self.choose.random() < 0.5 else [])]
         if name == "weights":
-            given = self.pick("*/*.pt", "*/*.pt", "*/*.*")
-            return name, ["train", "--out", "other", "--data", "data.npz", "--weights", str(given), *SETTINGS]
+            choice = self.pick("*/*.pt", "*/*.pt", "*/*.*")
+            return name, ["train", "--out", "other", "--data", "data.npz", "--weights", str(choice), *SETTINGS]
         if name in ("verify", "export", "report"):
             return name, [name, "job", *(["--quiet"] if name == "verify" and self.choose.random() < 0.3 else [])]
-        given = SETTINGS if self.choose.random() < 0.5 or name == "restart" else []
+        choice = SETTINGS if self.choose.random() < 0.5 or name == "restart" else []
         option = [] if name == "train" else [f"--{name}"]
-        return name, ["train", "--out", "job", *option, *(["--data", "data.npz"] if given else []), *given]
+        return name, ["train", "--out", "job", *option, *(["--data", "data.npz"] if choice else []), *choice]
 
 
 def make_job(folder: Path) -> None:
@@ -416,8 +416,8 @@ def check(name: str, status: int, output: str, before: Content, folder: Path) ->
     aside = {key.replace("job.1/", "job/", 1): value for key, value in after.items() if key.startswith("job.1/")}
     for key, content in before.items():
         written = re.fullmatch(f"job/({REWRITES[name]})", key)
-        found = [place[key] for place in (after, aside) if key in place]
-        if not found or not (written or content in found):
+        versions = [place[key] for place in (after, aside) if key in place]
+        if not versions or not (written or content in versions):
             wrong.append(f"lost {key}")
     return wrong
 

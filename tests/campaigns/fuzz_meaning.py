@@ -234,8 +234,8 @@ class hook_of_a_tensor(Piece):
 class forward_hook(Piece):
     def build(self) -> None:
         self.layer = nn.Linear(self.width, self.width)
-        self.layer.register_forward_hook(lambda module, given, result: result * 2)
-        self.layer.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+        self.layer.register_forward_hook(lambda module, inputs, result: result * 2)
+        self.layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
@@ -492,8 +492,8 @@ class Chain(nn.Module):
         self.form = form
 
     def forward(self, x: Tensor) -> Any:
-        for each in self.pieces:
-            x = each(x)
+        for layer in self.pieces:
+            x = layer(x)
         y = self.head(x)
         if self.form == "twice":
             return y, y
@@ -518,7 +518,7 @@ def built(seed: int) -> nn.Module:
 
 
 def flat(result: Any) -> list[Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, Tensor)]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, np.ndarray]:
@@ -530,7 +530,7 @@ def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, n
     seen: dict[str, np.ndarray] = {}
 
     def keep(name: str, tensors: Any) -> None:
-        seen.update({f"{name} {number}": each.detach().numpy().copy() for number, each in enumerate(flat(tensors))})
+        seen.update({f"{name} {number}": tensor.detach().numpy().copy() for number, tensor in enumerate(flat(tensors))})
 
     def evaluate(moment: str) -> None:
         model.eval()
@@ -546,8 +546,8 @@ def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, n
         x = torch.randn(examples, width, generator=generator).to(dtype).requires_grad_()
         with _Settled():
             results = flat(model(x))
-            weights = [torch.randn(each.shape, generator=generator) for each in results]
-            sum((each * weight).sum() for each, weight in zip(results, weights, strict=True)).backward()
+            weights = [torch.randn(result.shape, generator=generator) for result in results]
+            sum((result * weight).sum() for result, weight in zip(results, weights, strict=True)).backward()
         keep(f"step {step}", results)
         keep(f"gradient of the input {step}", x.grad if x.grad is not None else [])
         with torch.no_grad():
@@ -570,13 +570,13 @@ def differs(exact: dict[str, np.ndarray], ours: dict[str, np.ndarray], theirs: d
             if name.startswith("gradient") and not np.abs(value).max() > 1e-7:
                 continue
             return f"{name} is missing"
-        given = theirs[name]
-        if value.shape != given.shape:
-            return f"{name} has shape {given.shape}, not {value.shape}"
+        array = theirs[name]
+        if value.shape != array.shape:
+            return f"{name} has shape {array.shape}, not {value.shape}"
         if not value.size:
             continue
         scale = max(float(np.abs(value).max()), 1e-3)
-        error, rounding = (float(np.abs(value - each).max()) / scale for each in (given, ours[name]))
+        error, rounding = (float(np.abs(value - result).max()) / scale for result in (array, ours[name]))
         if not error <= 1e-3 + 8 * rounding:
             return f"{name} differs by {error:.2g}, float32 by {rounding:.2g}"
     return ""
@@ -597,7 +597,7 @@ def outcome(seed: int, check: bool = True) -> tuple[str, str]:
             return "refused", str(refusal)
         except Exception as error:
             return "died", f"{type(error).__name__}: {error}"
-    warned = any("the network is that of evaluation" in str(each.message) for each in caught)
+    warned = any("the network is that of evaluation" in str(warning.message) for warning in caught)
     prepared.quantizing = False
     trains = model.training and not warned
     kept = "evaluation kept, with a warning" if warned else "kept"
@@ -651,8 +651,8 @@ def main() -> int:
             print(seed, word, drawn(seed)[0], reason[:300], flush=True)
         if seed % 20 == 19:
             print(f"... {seed}: {dict(counts)}", flush=True)
-    for name, found in sorted(pieces.items()):
-        print(f"{name:28}", dict(found))
+    for name, outcomes in sorted(pieces.items()):
+        print(f"{name:28}", dict(outcomes))
     print(f"{options.count} models: {dict(counts)}")
     return int(bool(counts["differing"] or counts["died"]))
 

@@ -208,8 +208,8 @@ def inputs_of(rng: Any) -> list[np.ndarray]:
 
 
 def parameters(rng: Any) -> dict[str, Any]:
-    made = {f"w{at}": rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) * 0.5 for at in range(3)}
-    return {**made, "b": rng.standard_normal(WIDTH).astype(np.float32)}
+    matrices = {f"w{at}": rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) * 0.5 for at in range(3)}
+    return {**matrices, "b": rng.standard_normal(WIDTH).astype(np.float32)}
 
 
 def plain(rng: Any, inputs: Sequence[np.ndarray]) -> Model:
@@ -286,12 +286,12 @@ def linen(rng: Any, inputs: Sequence[np.ndarray]) -> Model:
 
     net, key = Net(), jax.random.key(0)
     variables = net.init({"params": key, "dropout": key}, inputs[0], train=False)
-    others = {name: each for name, each in variables.items() if name != "params"}
+    others = {name: collection for name, collection in variables.items() if name != "params"}
 
     def run(trained: Any, statistics: Any, xs: Any, training: bool) -> Any:
-        given = {"params": trained, **statistics}
+        tree = {"params": trained, **statistics}
         mutable = list(others) if training else []
-        results, changed = net.apply(given, *xs, train=training, mutable=mutable, rngs={"dropout": key})
+        results, changed = net.apply(tree, *xs, train=training, mutable=mutable, rngs={"dropout": key})
         return results, {**statistics, **changed}
 
     return Model(
@@ -310,26 +310,26 @@ def nnx_module(rng: Any, inputs: Sequence[np.ndarray]) -> Model:
 
     class Net(nnx.Module):
         def __init__(self) -> None:
-            self.p = nnx.Dict({name: nnx.Param(jnp.asarray(each)) for name, each in initial.items()})
+            self.p = nnx.Dict({name: nnx.Param(jnp.asarray(array)) for name, array in initial.items()})
             self.tied = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
             self.mean = nnx.Variable(jnp.zeros(WIDTH))
             self.training = False
-            made: list[Any] = []
+            layers: list[Any] = []
             for word, _ in steps:
                 if word in ("norm", "frozen_norm"):
-                    made.append(nnx.BatchNorm(WIDTH, momentum=0.9, rngs=rngs))
+                    layers.append(nnx.BatchNorm(WIDTH, momentum=0.9, rngs=rngs))
                 elif word == "dropout":
-                    made.append(nnx.Dropout(0.3, rngs=rngs))
+                    layers.append(nnx.Dropout(0.3, rngs=rngs))
                 elif word == "layer_norm":
-                    made.append(nnx.LayerNorm(WIDTH, rngs=rngs))
+                    layers.append(nnx.LayerNorm(WIDTH, rngs=rngs))
                 elif word == "attention":
-                    made.append(nnx.MultiHeadAttention(2, WIDTH, dropout_rate=0.2, decode=False, rngs=rngs))
+                    layers.append(nnx.MultiHeadAttention(2, WIDTH, dropout_rate=0.2, decode=False, rngs=rngs))
                 else:
-                    made.append(nnx.Linear(WIDTH, WIDTH, rngs=rngs))
-            self.made = nnx.List(made)
+                    layers.append(nnx.Linear(WIDTH, WIDTH, rngs=rngs))
+            self.made = nnx.List(layers)
 
         def __call__(self, x: Any, train: bool = False) -> Any:
-            p = {name: each[...] for name, each in self.p.items()}
+            p = {name: parameter[...] for name, parameter in self.p.items()}
             for (word, extra), layer in zip(steps, self.made, strict=True):
                 if word in ("dense", "norm", "dropout", "layer_norm") or (word == "attention" and x.ndim == 3):
                     x = layer(x)
@@ -356,26 +356,26 @@ def nnx_module(rng: Any, inputs: Sequence[np.ndarray]) -> Model:
     trained = nnx.to_pure_dict(trained)
     is_statistic = lambda path, value: isinstance(value, nnx.BatchStat) or path == ("mean",)  # noqa: E731
 
-    def run(given: Any, statistics: Any, xs: Any, training: bool) -> Any:
-        made = nnx.clone(net)
-        nnx.update(made, nnx.State(nnx.state(made, nnx.Param)) if given is None else state_of(made, given))
+    def run(params: Any, statistics: Any, xs: Any, training: bool) -> Any:
+        module = nnx.clone(net)
+        nnx.update(module, nnx.State(nnx.state(module, nnx.Param)) if params is None else state_of(module, params))
         for path, value in statistics.items():
-            holder = made
+            holder = module
             for word in path[:-1]:
                 holder = holder[word] if isinstance(word, int) else getattr(holder, word)
             getattr(holder, path[-1])[...] = value
-        made.train() if training else made.eval()
-        results = made(*xs, train=training)
-        found = dict(nnx.to_flat_state(nnx.state(made)))
-        return results, {path: each[...] for path, each in found.items() if is_statistic(path, each)}
+        module.train() if training else module.eval()
+        results = module(*xs, train=training)
+        leaves = dict(nnx.to_flat_state(nnx.state(module)))
+        return results, {path: variable[...] for path, variable in leaves.items() if is_statistic(path, variable)}
 
-    def state_of(made: Any, given: Any) -> Any:
-        state = nnx.state(made, nnx.Param)
-        nnx.replace_by_pure_dict(state, given)
+    def state_of(module: Any, params: Any) -> Any:
+        state = nnx.state(module, nnx.Param)
+        nnx.replace_by_pure_dict(state, params)
         return state
 
     flat = dict(nnx.to_flat_state(nnx.state(net)))
-    statistics = {path: each[...] for path, each in flat.items() if is_statistic(path, each)}
+    statistics = {path: variable[...] for path, variable in flat.items() if is_statistic(path, variable)}
     return Model(lambda check: prepare(net, inputs[0][:2], check=check), run, trained, statistics, MODES)
 
 
@@ -387,7 +387,7 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
     worst, where = 0.0, ""
     for training, sizes in model.modes:
         for size in sizes:
-            batch = [each[:size] for each in inputs]
+            batch = [leaf[:size] for leaf in inputs]
             network = float_network(prepared, training, jax.random.key(0))
 
             def ours(p: Any, *xs: Any, network: Any = network) -> Any:
@@ -409,10 +409,10 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
                     return np.asarray(value) * factor.astype(np.float32)
 
                 trained, there = jax.tree.map(near, model.trained), jax.tree.map(near, batch)
-                found = everything(lambda p, *xs: model.run(p, model.statistics, xs, training)[0], trained, there)
+                results = everything(lambda p, *xs: model.run(p, model.statistics, xs, training)[0], trained, there)
                 if training and model.statistics:
-                    found["statistics"] = sorted_leaves(model.run(trained, model.statistics, there, True)[1])
-                return found
+                    results["statistics"] = sorted_leaves(model.run(trained, model.statistics, there, True)[1])
+                return results
 
             def in_float64(training: bool, batch: Any) -> dict[str, Any]:
                 """The original's, with all of its real numbers in 64 bits: what its own rounding does, where numbers
@@ -423,35 +423,35 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
 
                 with jax.enable_x64(True):
                     trained, there, statistics = wider(model.trained), wider(batch), wider(model.statistics)
-                    found = everything(lambda p, *xs: model.run(p, statistics, xs, training)[0], trained, there)
+                    results = everything(lambda p, *xs: model.run(p, statistics, xs, training)[0], trained, there)
                     if training and model.statistics:
-                        found["statistics"] = sorted_leaves(model.run(trained, statistics, there, True)[1])
-                    return jax.tree.map(np.asarray, found)
+                        results["statistics"] = sorted_leaves(model.run(trained, statistics, there, True)[1])
+                    return jax.tree.map(np.asarray, results)
 
             moves = training and bool(model.statistics)
 
             def both(p: Any, b: Any, moves: bool = moves, network: Any = network) -> Any:
-                expected, found = everything(original, p, b), everything(ours, p, b)  # noqa: B023
+                expected, results = everything(original, p, b), everything(ours, p, b)  # noqa: B023
                 if moves:
                     expected["statistics"] = jax.tree.leaves(model.run(p, model.statistics, b, True)[1])
                     after = network(p, *b)[1].variables
-                    found["statistics"] = [each for each in after.values() if is_real(each)]
-                return expected, found
+                    results["statistics"] = [variable for variable in after.values() if is_real(variable)]
+                return expected, results
 
             # Compiled at once: operator by operator takes twice as long.
-            expected, found = jax.jit(both, compiler_options=QUICK)(model.trained, batch)
+            expected, results = jax.jit(both, compiler_options=QUICK)(model.trained, batch)
             moved: list[dict[str, Any]] = []
             if moves:
-                expected["statistics"], found["statistics"] = (
-                    sorted_leaves(each["statistics"]) for each in (expected, found)
+                expected["statistics"], results["statistics"] = (
+                    sorted_leaves(side["statistics"]) for side in (expected, results)
                 )
             for kind, there in expected.items():
-                error = kind_error(there, found[kind])
+                error = kind_error(there, results[kind])
                 if error <= ROUNDING:
                     continue
                 if not moved:
                     moved = [nudged(draw, training, batch) for draw in range(3)] + [in_float64(training, batch)]
-                noise = max(kind_error(there, each[kind]) for each in moved)
+                noise = max(kind_error(there, run[kind]) for run in moved)
                 if error > 16 * noise and error > worst:
                     worst, where = error, f"{kind}, {size} examples, {'training' if training else 'evaluation'}"
     return worst, where
@@ -463,17 +463,17 @@ def is_real(array: Any) -> bool:
 
 def sorted_leaves(tree: Any) -> list[np.ndarray]:
     """Statistics without their names: both sides name them otherwise."""
-    found = [np.asarray(each) for each in jax.tree.leaves(tree) if is_real(each)]
-    return sorted(found, key=lambda each: (each.shape, *np.round(each.ravel()[:2].astype(float), 3)))
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if is_real(leaf)]
+    return sorted(arrays, key=lambda array: (array.shape, *np.round(array.ravel()[:2].astype(float), 3)))
 
 
-def kind_error(expected: Any, given: Any) -> float:
+def kind_error(expected: Any, own: Any) -> float:
     there, here = (
-        [np.asarray(each, np.float64) for each in jax.tree.leaves(tree) if jnp.size(each)] for tree in (expected, given)
+        [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree) if jnp.size(leaf)] for tree in (expected, own)
     )
-    if [each.shape for each in there] != [each.shape for each in here]:
+    if [array.shape for array in there] != [array.shape for array in here]:
         return np.inf
-    scale = max([np.abs(each).max() for each in there], default=0.0)
+    scale = max([np.abs(array).max() for array in there], default=0.0)
     errors = [np.abs(a - b).max() / max(np.abs(a).max(), 1e-4 * scale, 1e-12) for a, b in zip(there, here, strict=True)]
     return float(max(errors, default=0.0)) if np.isfinite(errors).all() else np.inf
 
@@ -486,7 +486,7 @@ def one(seed: int) -> tuple[str, str]:
     family = families[rng.integers(len(families))]
     try:
         model = family(rng, inputs)
-        model.run(model.trained, model.statistics, [each[:3] for each in inputs], False)
+        model.run(model.trained, model.statistics, [array[:3] for array in inputs], False)
     except Exception as error:  # the model itself does not run
         return "no model", f"{type(error).__name__}: {error}"[:200]
     with warnings.catch_warnings(), mock.patch.object(jax.random, "bernoulli", kept):
@@ -518,9 +518,9 @@ def reason(refusal: str) -> str:
         "random numbers",
         "custom gradient",
     )
-    for each in known:
-        if each in refusal:
-            return each
+    for phrase in known:
+        if phrase in refusal:
+            return phrase
     lines = [line for line in refusal.splitlines() if re.match(r" *\d+\.", line)] or [refusal]
     return lines[0].rpartition(": ")[2][:90]
 
@@ -529,10 +529,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()
     reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for seed in range(given.seed, given.seed + given.count):
+    for seed in range(options.seed, options.seed + options.count):
         try:
             what, why = one(seed)
         except Exception:

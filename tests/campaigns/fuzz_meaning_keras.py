@@ -366,14 +366,14 @@ PLAIN: dict[int, list[Piece]] = {
         lambda r, s: layers.ReLU(6.0),
     ],
 }
-_SIMPLE = {each.__name__: each for each in (
+_SIMPLE = {kind.__name__: kind for kind in (
     Reversed, Signed, OwnRelu, Detached, StraightThrough, Damped, SignedWeight, SignedVariable, SoftmaxWeight,
     SquaredWeight, StoppedWeight, SummedWeight, RepeatedWeight, Divided, Root, Large, Small, Even, Seventh, Centered,
     OneSize, Window, InTable, HalfSize, OfItsClass, AskedInVain, SmallRoot, SmallFloor, SmallLogarithm,
     Folded, Doubled, Noisy, NoisyScale, Dropping, AlwaysDropping, DroppingScale, Ignoring, RunningMean, Counted,
     Branching, Observed, OtherMoments, ShiftedNorm, EvaluatedNorm, LeakyRectifier, InnerNorm, Frozen,
 )}  # fmt: skip
-TROUBLE: dict[str, Piece] = {name: lambda r, s, made=made: made() for name, made in _SIMPLE.items()}
+TROUBLE: dict[str, Piece] = {name: lambda r, s, kind=kind: kind() for name, kind in _SIMPLE.items()}
 TROUBLE |= {
     "AbsoluteKernel": lambda r, s: AbsoluteKernel(4),
     "RectifiedDense": lambda r, s: RectifiedDense(4),
@@ -416,8 +416,8 @@ class Attended(layers.Layer):
         return shape
 
     def call(self, x: Any, training: Any = None) -> Any:
-        given = (x, x) if self.two else ([x, x],)
-        return x + self.inner(*given, training=training)
+        operands = (x, x) if self.two else ([x, x],)
+        return x + self.inner(*operands, training=training)
 
 
 class Chain(keras.Model):
@@ -455,7 +455,7 @@ def built(seed: int) -> tuple[Any, Shape]:
     every = TROUBLE | OF_SEQUENCES | OF_IMAGES
     for name in names:
         plan.insert(r.randint(0, len(plan)), every[name])
-    x = given = keras.Input(shape)
+    x = start = keras.Input(shape)
     parts: list[Any] = []
     for piece in plan:
         part = piece(r, tuple(x.shape[1:]))
@@ -464,7 +464,7 @@ def built(seed: int) -> tuple[Any, Shape]:
         x = y + x if way == "functional" and y.shape == x.shape and r.random() < 0.5 else y
     if r.random() < 0.5:
         x = layers.Dense(3)(layers.Flatten()(x))
-    whole = keras.Model(given, x)
+    whole = keras.Model(start, x)
     if way in ("functional", "sequential") or len(parts) < 2:
         return whole, shape
     if way == "nested":
@@ -499,12 +499,12 @@ def trained(call: Callable[..., Any], variables: dict[str, Any], shape: Shape, s
     def batch(rows: int) -> Any:
         return ops.convert_to_tensor(rng.standard_normal((rows, *shape)).astype(np.float32))
 
-    found: dict[str, np.ndarray] = {}
+    history: dict[str, np.ndarray] = {}
 
     def evaluate(word: str) -> None:
         for rows in (1, 7, 130):
             with torch.no_grad():
-                found[f"{word}, {rows}"] = ops.convert_to_numpy(call(batch(rows), False))
+                history[f"{word}, {rows}"] = ops.convert_to_numpy(call(batch(rows), False))
 
     evaluate("before")
     for number, rows in enumerate(EXAMPLES):
@@ -512,23 +512,23 @@ def trained(call: Callable[..., Any], variables: dict[str, Any], shape: Shape, s
         with torch.enable_grad():
             y = call(x, True)
             total = (y * ops.convert_to_tensor(rng.standard_normal(tuple(y.shape)).astype(np.float32))).sum()
-        leaves = [each.value for each in variables.values()]
-        grown = [each for each in (x, *leaves) if each.requires_grad]
+        leaves = [variable.value for variable in variables.values()]
+        grown = [leaf for leaf in (x, *leaves) if leaf.requires_grad]
         gradients = torch.autograd.grad(total, grown, allow_unused=True) if total.requires_grad else [None] * len(grown)
         by_leaf = {id(leaf): gradient for leaf, gradient in zip(grown, gradients, strict=True)}
-        found[f"result {number}"] = ops.convert_to_numpy(y)
+        history[f"result {number}"] = ops.convert_to_numpy(y)
         for name, leaf in (("the input", x), *zip(variables, leaves, strict=True)):
             gradient = by_leaf.get(id(leaf))
-            found[f"gradient of {name} {number}"] = (
+            history[f"gradient of {name} {number}"] = (
                 np.zeros(tuple(leaf.shape), np.float32) if gradient is None else ops.convert_to_numpy(gradient)
             )
         # Steps of one length: some of these models have gradients with which plain descent runs into infinity.
-        length = max([float(np.abs(found[f"gradient of {name} {number}"]).max()) for name in variables] + [1.0])
+        length = max([float(np.abs(history[f"gradient of {name} {number}"]).max()) for name in variables] + [1.0])
         for name, variable in variables.items():
-            step = np.float32(0.05 / length) * found[f"gradient of {name} {number}"]
+            step = np.float32(0.05 / length) * history[f"gradient of {name} {number}"]
             variable.assign(variable.value.detach() - ops.convert_to_tensor(step))
     evaluate("after")
-    return found
+    return history
 
 
 def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarray]:
@@ -537,28 +537,28 @@ def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarr
 
     model, shape = built(seed)
     names = variable_names(model)
-    variables = {names[id(each)]: each for each in model.trainable_variables}
+    variables = {names[id(variable)]: variable for variable in model.trainable_variables}
     signs = np.random.default_rng(draw)
-    for each in variables.values() if moved else ():
-        value = ops.convert_to_numpy(each.value)
-        each.assign(value * (1 + 2.0**-20 * signs.choice((-1.0, 1.0), value.shape)).astype(np.float32))
-    found = trained(lambda x, training: model(x, training=training), variables, shape, draw)
-    state = {names[id(each)]: each for each in model.non_trainable_variables if "seed" not in each.path}
-    return found | {f"state {name}": ops.convert_to_numpy(each.value) for name, each in state.items()}
+    for variable in variables.values() if moved else ():
+        value = ops.convert_to_numpy(variable.value)
+        variable.assign(value * (1 + 2.0**-20 * signs.choice((-1.0, 1.0), value.shape)).astype(np.float32))
+    results = trained(lambda x, training: model(x, training=training), variables, shape, draw)
+    state = {names[id(variable)]: variable for variable in model.non_trainable_variables if "seed" not in variable.path}
+    return results | {f"state {name}": ops.convert_to_numpy(variable.value) for name, variable in state.items()}
 
 
 def of_prepared(prepared: Any, shape: Shape, draw: int) -> dict[str, np.ndarray]:
     from exactqat.qat.train.core.arrays import Mode
 
     held = prepared._held.variables
-    variables = {name: each for name, each in held.tensors.items() if each.trainable}
+    variables = {name: variable for name, variable in held.tensors.items() if variable.trainable}
 
     def call(x: Any, training: bool) -> Any:
         return prepared._run(x, Mode(training=training, quantizing=False))
 
-    found = trained(call, variables, shape, draw)
-    others = {name: each for name, each in held.tensors.items() if name not in variables}
-    return found | {f"state {name}": ops.convert_to_numpy(each.value) for name, each in others.items()}
+    results = trained(call, variables, shape, draw)
+    others = {name: variable for name, variable in held.tensors.items() if name not in variables}
+    return results | {f"state {name}": ops.convert_to_numpy(variable.value) for name, variable in others.items()}
 
 
 def differs(
@@ -603,14 +603,14 @@ def outcome(seed: int, check: bool = True) -> tuple[str, str]:
         model, shape = built(seed)
         example = np.zeros((4, *shape), np.float32)
         names = variable_names(model)
-        start = {names[id(each)]: ops.convert_to_numpy(each.value) for each in model.variables}
+        start = {names[id(variable)]: ops.convert_to_numpy(variable.value) for variable in model.variables}
         try:
             prepared = qat.keras.prepare(model, example=example, check=check)
-            for each in model.variables:
-                if "seed" not in each.path and not np.array_equal(
-                    ops.convert_to_numpy(each.value), start[names[id(each)]]
+            for variable in model.variables:
+                if "seed" not in variable.path and not np.array_equal(
+                    ops.convert_to_numpy(variable.value), start[names[id(variable)]]
                 ):
-                    return "differing", f"prepare changed the model's own '{each.path}'"
+                    return "differing", f"prepare changed the model's own '{variable.path}'"
             theirs = of_prepared(prepared, shape, draw)
         except qat.UnsupportedOperator as refusal:
             return "refused", str(refusal)
@@ -664,8 +664,8 @@ def main() -> int:
             print(seed, word, *drawn(seed)[1:3], " ".join(reason.split())[:300], flush=True)
         if seed % 20 == 19:
             print(f"... {seed}: {dict(counts)}", flush=True)
-    for name, found in sorted(pieces.items()):
-        print(f"{name:36}", dict(found))
+    for name, outcomes in sorted(pieces.items()):
+        print(f"{name:36}", dict(outcomes))
     print(f"refused: {dict(reasons)}")
     print(f"{options.count} models: {dict(counts)}")
     return int(bool(counts["differing"] or counts["died"]))

@@ -113,11 +113,11 @@ def run(case: dict[str, Any], seed: int) -> str:
     qat.calibrate(model, [x])
     model.train()
     quantize(model, False)
-    found = gradients(model, x)
+    results = gradients(model, x)
     with torch.backends.mkldnn.flags(enabled=False):
         wanted = gradients(model, x)
     largest = max(float(gradient.abs().max()) for gradient in wanted)
-    for first, second in zip(found, wanted, strict=True):
+    for first, second in zip(results, wanted, strict=True):
         assert torch.allclose(first, second, TOLERANCE, TOLERANCE * largest), (first - second).abs().max()
     quantize(model, True)
     for _ in range(3):
@@ -155,9 +155,9 @@ def checked_again() -> None:
     if "MALLOC_CHECK_" in os.environ:
         return
     library = ctypes.util.find_library("c_malloc_debug")
-    found = [library] if library else [str(p) for p in Path("/lib").glob("*/libc_malloc_debug.so.0")]
+    libraries = [library] if library else [str(p) for p in Path("/lib").glob("*/libc_malloc_debug.so.0")]
     environment = os.environ | {"MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
-    environment |= {"LD_PRELOAD": found[0]} if found else {}
+    environment |= {"LD_PRELOAD": libraries[0]} if libraries else {}
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 

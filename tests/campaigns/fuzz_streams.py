@@ -217,7 +217,7 @@ def case(seed: int) -> str:
     length = x.shape[2]
     try:
         fewest = deploy.stream(graph, axis=2, device=profile).frames
-        fitting = [each for each in range(fewest, length + 1, fewest) if length % each == 0 or r.integers(4) == 0]
+        fitting = [count for count in range(fewest, length + 1, fewest) if length % count == 0 or r.integers(4) == 0]
         frames = int(r.choice(fitting)) if fitting else fewest
         stream = deploy.stream(graph, axis=2, frames=frames, device=profile)
     except deploy.Refusal as error:
@@ -244,15 +244,15 @@ def case(seed: int) -> str:
             results.append(steps[(own + 1) * fewest // stream.frames - 1])
         differing = [np.count_nonzero(codes != whole) for codes in results]
         return f"DIFFERS ({differing} of {whole.size})" if any(differing) else "equal, a window"
-    found = np.concatenate([step for step in steps if step is not None], result.axis)
-    frames = found.shape[result.axis]
+    output = np.concatenate([step for step in steps if step is not None], result.axis)
+    frames = output.shape[result.axis]
     if frames > whole.shape[result.axis] or not frames:
         return f"DIFFERS (frames: {frames}, not {whole.shape[result.axis]})" if frames else "not compared: no frames"
     expected = np.take(whole, range(frames), result.axis)
     if used == length and frames != whole.shape[result.axis]:
         return f"DIFFERS (frames: {frames}, not {whole.shape[result.axis]})"
-    same = np.array_equal(found, expected)
-    return "equal" if same else f"DIFFERS ({np.count_nonzero(found != expected)} of {expected.size})"
+    same = np.array_equal(output, expected)
+    return "equal" if same else f"DIFFERS ({np.count_nonzero(output != expected)} of {expected.size})"
 
 
 def main() -> int:
@@ -267,15 +267,15 @@ def main() -> int:
     bad = []
     for seed in seeds:
         try:
-            found = case(seed)
+            outcome = case(seed)
         except Exception:
-            found = "FAILED: " + traceback.format_exc().strip().splitlines()[-1]
+            outcome = "FAILED: " + traceback.format_exc().strip().splitlines()[-1]
             if options.only is not None:
                 traceback.print_exc()
-        counts[found if not found.startswith("DIFFERS") else "DIFFERS"] += 1
-        if found.startswith(("DIFFERS", "FAILED")):
+        counts[outcome if not outcome.startswith("DIFFERS") else "DIFFERS"] += 1
+        if outcome.startswith(("DIFFERS", "FAILED")):
             bad.append(seed)
-            print(f"seed {seed}: {found}\n{drawn(seed)[0]}", flush=True)
+            print(f"seed {seed}: {outcome}\n{drawn(seed)[0]}", flush=True)
     for what, count in counts.most_common():
         print(f"{count:6}  {what}")
     return int(bool(bad))

@@ -495,9 +495,9 @@ def _check(strange: Call) -> tuple[bool, int]:
         assert may, f"an ordinary call was refused: {error!r}"
         for kind, tensor, value in zip(strange.out, out, before, strict=False):
             if kind in ("plain", "negative", "strided", "imaginary") and len(out) == 1:
-                found = value_of(tensor)
-                assert found is not None and value is not None
-                assert found.tobytes() == value.tobytes(), f"refused ({error}), but out was written"
+                content = value_of(tensor)
+                assert content is not None and value is not None
+                assert content.tobytes() == value.tobytes(), f"refused ({error}), but out was written"
         return True, 0
     results = results if isinstance(results, tuple) else (results,)
     assert not refused or no_numbers, f"not refused: {results}"
@@ -516,12 +516,12 @@ def compare(name: str, result: Any, wanted: np.ndarray) -> int:
     return compare_values(name, value_of(result), wanted)
 
 
-def compare_values(name: str, found: np.ndarray | None, wanted: np.ndarray) -> int:
-    if found is None:
+def compare_values(name: str, result: np.ndarray | None, wanted: np.ndarray) -> int:
+    if result is None:
         return 0
-    assert found.dtype == wanted.dtype, f"{name} is {found.dtype}, not {wanted.dtype}"
-    if found.tobytes() != wanted.tobytes():
-        fuzz.assert_same_bits(found, wanted, what=name)
+    assert result.dtype == wanted.dtype, f"{name} is {result.dtype}, not {wanted.dtype}"
+    if result.tobytes() != wanted.tobytes():
+        fuzz.assert_same_bits(result, wanted, what=name)
     return wanted.size
 
 
@@ -540,8 +540,8 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
     }:
         return
     plain = [to_torch(array) for array in values.values()]
-    for tensor, given in zip(plain, operands, strict=True):
-        tensor.requires_grad_(given.requires_grad)
+    for tensor, operand in zip(plain, operands, strict=True):
+        tensor.requires_grad_(operand.requires_grad)
     again = strange.call.op(**dict(zip(strange.call.op.operands, plain, strict=True)), **strange.call.attributes)
     of_plain = [r for r in (again if isinstance(again, tuple) else (again,)) if r.requires_grad]
     arriving = [KINDS[strange.backward](np.ones(r.shape, to_numpy(r.detach()).dtype), strange.source) for r in of_plain]
@@ -566,15 +566,15 @@ def backward(strange: Call, operands: list[Any], results: Any, values: dict[str,
     if str in map(type, twice):
         assert twice[0] == twice[1], f"refused in one case only: {twice}"
         return
-    for found, wanted in zip(*twice, strict=True):
-        assert (found is None) == (wanted is None), f"the gradient is {found}, not {wanted}"
-        if found is not None:
-            found, wanted = value_of(found), value_of(wanted)
-            if found is not None and "zero" in (strange.backward, *strange.kinds.values()):
+    for derivative, wanted in zip(*twice, strict=True):
+        assert (derivative is None) == (wanted is None), f"the gradient is {derivative}, not {wanted}"
+        if derivative is not None:
+            derivative, wanted = value_of(derivative), value_of(wanted)
+            if derivative is not None and "zero" in (strange.backward, *strange.kinds.values()):
                 # Zeros that are nowhere in memory stay zeros in PyTorch's own products, by infinity too, and have no
                 # sign.
-                wanted = np.where((found == 0) & ((wanted == 0) | np.isnan(wanted)), found, wanted)
-            compare_values("a gradient", found, wanted)
+                wanted = np.where((derivative == 0) & ((wanted == 0) | np.isnan(wanted)), derivative, wanted)
+            compare_values("a gradient", derivative, wanted)
 
 
 def main() -> int:

@@ -61,8 +61,8 @@ def linen(*shapes: tuple[int, ...], **fields: Any) -> Callable[[Any], Any]:
         def made() -> tuple[Prepared, Batch]:
             batch = tuple(numbers(4, *shape, seed=at) for at, shape in enumerate(shapes))
             flags = {"train": False, "deterministic": True}
-            given = {key: flags[key] for key in flags if key in inspect.signature(module.__call__).parameters}
-            variables = module(**fields).init(jax.random.key(0), *batch, **given)
+            options = {key: flags[key] for key in flags if key in inspect.signature(module.__call__).parameters}
+            variables = module(**fields).init(jax.random.key(0), *batch, **options)
             return prepare(module(**fields), variables, batch), batch
 
         NETWORKS[module.__name__] = made
@@ -317,9 +317,9 @@ def assert_exact(prepared: Prepared, params: Any, state: State, batch: Batch, fo
     graph, layouts = lower_with_layouts(network)
     stored = network.stored_codes(*batch)
     codes = {}
-    for given in prepared.plan.inputs:
-        shift = int(graph.tensors[given.path].quantization.zero_point[0]) - network.numbers().grids[given.grid][1]
-        codes[given.path] = on_device(stored[given.path] + shift, layouts[given.path]).astype(np.int8)
+    for source in prepared.plan.inputs:
+        shift = int(graph.tensors[source.path].quantization.zero_point[0]) - network.numbers().grids[source.grid][1]
+        codes[source.path] = on_device(stored[source.path] + shift, layouts[source.path]).astype(np.int8)
     path = deploy.write_tflite(graph, folder / "model.tflite")
     values = 0
     for profile in deploy.profiles_here():
@@ -352,14 +352,14 @@ def _assert_training_computed_it(
     real: dict[str, Any] = {}
     for number, step in enumerate((*prepared.plan.inputs, *prepared.plan.steps)):
         path = step.path
-        given = path in graph.inputs
-        computed = None if given else run.step(number, step, real)
+        is_input = path in graph.inputs
+        computed = None if is_input else run.step(number, step, real)
         if path not in paths:
             real[path] = computed
             continue
         quantization = graph.tensors[path].quantization
         zero_point = int(quantization.zero_point[0])
-        if not given:
+        if not is_input:
             shift = zero_point - numbers_.grids[step.grid][1]
             own = on_device(functional.codes(path, np.asarray(computed), numbers_), layouts[path]) + shift
             difference = np.abs(own - integers[path])

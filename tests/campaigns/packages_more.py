@@ -125,8 +125,8 @@ class Called(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        result = self.model(given) if mask is None else self.model(given, attention_mask=mask)
+    def forward(self, source: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        result = self.model(source) if mask is None else self.model(source, attention_mask=mask)
         return result if isinstance(result, torch.Tensor) else result[0]
 
 
@@ -139,12 +139,12 @@ def library() -> Any:
 def of_transformers(name: str, masked: bool = False) -> Built:
     transformers = library()
     model, config, settings, shape = _MODELS[name]
-    made = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    network = getattr(transformers, model)(getattr(transformers, config)(**settings))
     words = len(shape) == 2 and "vocab_size" in settings
-    given = torch.randint(2, 100, shape) if words else torch.rand(shape)
+    source = torch.randint(2, 100, shape) if words else torch.rand(shape)
     mask = torch.ones(shape, dtype=torch.long)
     mask[1, shape[1] // 2 :] = 0
-    return Called(made).train(), (given, mask) if masked else (given,)
+    return Called(network).train(), (source, mask) if masked else (source,)
 
 
 def whisper() -> Built:
@@ -186,8 +186,8 @@ def on_a_backbone(name: str) -> Built:
 
 def mobile_clip() -> Built:
     zoo.torchvision()
-    made = importlib.import_module("open_clip").create_model("MobileCLIP-S1")
-    return made.visual.train(), (torch.rand(_IMAGE),)
+    model = importlib.import_module("open_clip").create_model("MobileCLIP-S1")
+    return model.visual.train(), (torch.rand(_IMAGE),)
 
 
 def encodec() -> Built:
@@ -321,13 +321,13 @@ OTHERS: dict[str, Callable[[], Built]] = {
 
 def builders() -> dict[str, Callable[[], Built]]:
     """By package and name."""
-    found: dict[str, Callable[[], Built]] = {
+    networks: dict[str, Callable[[], Built]] = {
         f"transformers {name}": functools.partial(of_transformers, name) for name in _MODELS
     }
-    found |= {
+    networks |= {
         f"transformers {name}, attention_mask": functools.partial(of_transformers, name, True) for name in _MASKED
     }
-    found |= {
+    networks |= {
         "transformers Whisper encoder": whisper,
         "transformers DPT": dpt,
         "transformers EnCodec encoder": encodec,
@@ -339,4 +339,4 @@ def builders() -> dict[str, Callable[[], Built]]:
         "transformers RT-DETR": rt_detr,
         "torchaudio Conformer, lengths": lengths_of_conformer,
     }
-    return {**found, **OTHERS}
+    return {**networks, **OTHERS}

@@ -216,12 +216,12 @@ def excited() -> Model:
 
 def detector() -> Model:
     x = start = keras.Input((16, 16, 3))
-    found: dict[str, list[Any]] = {"boxes": [], "classes": []}
+    heads: dict[str, list[Any]] = {"boxes": [], "classes": []}
     for filters in (8, 12):
         x = layers.ReLU(6.0)(layers.SeparableConv2D(filters, 3, 2, padding="same")(x))
         for name, values in (("boxes", 4), ("classes", 3)):
-            found[name].append(layers.Reshape((-1, values))(layers.Conv2D(2 * values, 3, padding="same")(x)))
-    boxes, classes = (layers.Concatenate(axis=1)(each) for each in found.values())
+            heads[name].append(layers.Reshape((-1, values))(layers.Conv2D(2 * values, 3, padding="same")(x)))
+    boxes, classes = (layers.Concatenate(axis=1)(head) for head in heads.values())
     return Model(start, [boxes, layers.Activation("sigmoid")(classes)])
 
 
@@ -483,8 +483,8 @@ def spread(model: Model) -> Model:
 def converted(model: Model, way: str, examples: int = 16) -> bytes:
     """The file, calibrated with some random examples."""
     rng = np.random.default_rng(0)
-    shapes = [tuple(each.shape[1:]) for each in model.inputs]
-    whole = [each.dtype if isinstance(each.dtype, str) else each.dtype.name for each in model.inputs] == ["int32"]
+    shapes = [tuple(port.shape[1:]) for port in model.inputs]
+    whole = [port.dtype if isinstance(port.dtype, str) else port.dtype.name for port in model.inputs] == ["int32"]
 
     def data() -> Iterator[list[np.ndarray]]:
         for _ in range(examples):
@@ -523,7 +523,7 @@ def with_lstm(shape: tuple[int, ...], *units: int, sequences: bool) -> Any:
     """Of Keras 2, whose LSTM the converter writes as one operator; Keras 3's is a loop."""
     import tf_keras
 
-    layers = [tf_keras.layers.LSTM(each, return_sequences=sequences) for each in units]
+    layers = [tf_keras.layers.LSTM(size, return_sequences=sequences) for size in units]
     return tf_keras.Sequential([tf_keras.Input(shape, batch_size=1), *layers, tf_keras.layers.Dense(3)])
 
 

@@ -229,23 +229,23 @@ def record_manners() -> None:
     """What TensorFlow makes of each argument in each form, beside NumPy arrays and beside its tensors."""
     import tensorflow
 
-    def call(op: str, given: dict[str, Any]) -> list[np.ndarray]:
-        results = getattr(tensorflow.raw_ops, op)(**given)
+    def call(op: str, keywords: dict[str, Any]) -> list[np.ndarray]:
+        results = getattr(tensorflow.raw_ops, op)(**keywords)
         return [result.numpy() for result in (results if isinstance(results, tuple | list) else (results,))]
 
     def ask_in(manner: Manner, to_array: Any) -> str:
         plain = {k: tensorflow.constant(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
         beside = {k: to_array(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
-        given = beside | {manner.argument: manner.make(tensorflow.constant)}
-        return outcome(lambda: call(manner.op, given), call(manner.op, plain), (Exception,))
+        keywords = beside | {manner.argument: manner.make(tensorflow.constant)}
+        return outcome(lambda: call(manner.op, keywords), call(manner.op, plain), (Exception,))
 
-    made: dict[str, dict[str, str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
     for op in PLAIN:
         for manner in manners(op):
             answers = ask_in(manner, np.array), ask_in(manner, tensorflow.constant)
-            made.setdefault(f"{op}/{manner.argument}", {})[manner.form] = ", ".join(answers)
-    goldens.save_json("manners", made)
-    print(f"manners: {sum(map(len, made.values()))} calls")
+            outcomes.setdefault(f"{op}/{manner.argument}", {})[manner.form] = ", ".join(answers)
+    goldens.save_json("manners", outcomes)
+    print(f"manners: {sum(map(len, outcomes.values()))} calls")
 
 
 def record_signatures() -> None:

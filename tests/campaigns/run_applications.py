@@ -64,15 +64,15 @@ def tfmot_answer(name: str) -> dict[str, Any]:
         interpreter.allocate_tensors()
     except Exception as error:
         return {"stage": stage, "error": f"{type(error).__name__}: {error}"}
-    dtypes = {each["index"]: each["dtype"] for each in interpreter.get_tensor_details()}
+    dtypes = {tensor["index"]: tensor["dtype"] for tensor in interpreter.get_tensor_details()}
     # DEQUANTIZE in front of the float output is not counted: ours ends in int8 by choice.
-    computing = [each for each in interpreter._get_ops_details() if each["op_name"] not in ("QUANTIZE", "DEQUANTIZE")]
-    real = [each for each in computing if any(dtypes.get(index) == np.float32 for index in each["outputs"])]
+    computing = [node for node in interpreter._get_ops_details() if node["op_name"] not in ("QUANTIZE", "DEQUANTIZE")]
+    real = [node for node in computing if any(dtypes.get(index) == np.float32 for index in node["outputs"])]
     return {
         "stage": "done",
         "operators": len(computing),
         "float": len(real),
-        "float_kinds": sorted({each["op_name"] for each in real}),
+        "float_kinds": sorted({node["op_name"] for node in real}),
     }
 
 

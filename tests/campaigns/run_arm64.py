@@ -159,8 +159,8 @@ def run(folder: Path, isa: str, cpu: str, asked: list[str], jobs: int) -> bool:
             if status != 0 or "skipped" in last:
                 print(output, flush=True)
             good &= status == 0
-    found = ", ".join(f"{count} {kind}" for kind, count in total.items())
-    print(f"_{isa} on an emulated {cpu}: {found} in {time.monotonic() - begin:.0f} s", flush=True)
+    summary = ", ".join(f"{count} {kind}" for kind, count in total.items())
+    print(f"_{isa} on an emulated {cpu}: {summary} in {time.monotonic() - begin:.0f} s", flush=True)
     return good
 
 

@@ -39,8 +39,8 @@ LEAST = 30.0
 MOST_PARTS = 150
 
 
-def decibels(wanted: np.ndarray, found: np.ndarray) -> float:
-    noise = float(np.square(wanted.astype(np.float64) - found).sum())
+def decibels(wanted: np.ndarray, result: np.ndarray) -> float:
+    noise = float(np.square(wanted.astype(np.float64) - result).sum())
     power = float(np.square(wanted.astype(np.float64)).sum())
     return 10 * np.log10(power / noise) if noise and power else 200.0
 
@@ -55,11 +55,11 @@ class Beside:
     def __init__(self, outputs: list[np.ndarray]) -> None:
         self.outputs = outputs
 
-    def __call__(self, found: Any, targets: Any) -> float:
-        arrays = list(found.values()) if isinstance(found, dict) else [found]
-        wanted = [each[targets] for each in self.outputs]
-        if [each.shape for each in arrays] != [each.shape for each in wanted]:
-            raise NotComparable(f"{[each.shape for each in arrays]}, the model's are {[each.shape for each in wanted]}")
+    def __call__(self, results: Any, targets: Any) -> float:
+        arrays = list(results.values()) if isinstance(results, dict) else [results]
+        wanted = [output[targets] for output in self.outputs]
+        if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in wanted]:
+            raise NotComparable(f"{[leaf.shape for leaf in arrays]}, the model's are {[leaf.shape for leaf in wanted]}")
         return min(decibels(*pair) for pair in zip(wanted, arrays, strict=True))
 
 
@@ -72,15 +72,15 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
     from exactqat.deploy.formats.tflite import tflite_bytes
 
     batch = tuple(
-        torch.randn(EXAMPLES, *each.shape[1:])
-        if each.dtype.is_floating_point
-        else torch.cat([each] * EXAMPLES)[:EXAMPLES]
-        for each in examples
+        torch.randn(EXAMPLES, *example.shape[1:])
+        if example.dtype.is_floating_point
+        else torch.cat([example] * EXAMPLES)[:EXAMPLES]
+        for example in examples
     )
-    given = [each.numpy() for each in batch]
+    arrays = [tensor.numpy() for tensor in batch]
     with torch.no_grad():
         beside = Beside([leaf.numpy() for leaf in run_zoo.leaves(model(*batch))])
-    data: Any = (given if len(given) > 1 else given[0], np.arange(EXAMPLES))
+    data: Any = (arrays if len(arrays) > 1 else arrays[0], np.arange(EXAMPLES))
 
     def calibrated(rules: Any = None) -> Any:
         torch.manual_seed(0)
@@ -94,9 +94,9 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
         return beside(values if len(values) > 1 else next(iter(values.values())), data[1])
 
     prepared = calibrated()
-    found = tune.sensitivity(prepared, data, beside, measure=["fine"], progress=False)
-    row: dict[str, Any] = {"parts": len(found.parts), "fine": found.reference, "device": found.device_metric}
-    fine, on_device = found.reference or 0.0, found.device_metric or 0.0
+    analysis = tune.sensitivity(prepared, data, beside, measure=["fine"], progress=False)
+    row: dict[str, Any] = {"parts": len(analysis.parts), "fine": analysis.reference, "device": analysis.device_metric}
+    fine, on_device = analysis.reference or 0.0, analysis.device_metric or 0.0
     wrong = [] if fine >= max(LEAST, on_device) else ["not the float network in 16 bits"]
 
     searched = tune.search(prepared, data, beside, budget=14, progress=False)
@@ -105,10 +105,10 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
         wrong.append("worse after the search")
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(searched.graph, Path(folder) / "model.tflite")
-        codes = {name: each[:2] for name, each in deploy.input_codes(searched.graph, data[0]).items()}
+        codes = {name: array[:2] for name, array in deploy.input_codes(searched.graph, data[0]).items()}
         report = deploy.verify(searched.graph, path, codes, "reference", batch_size=2)
         row["integers"] = report.values
-        if any(each.differing and (each.kind, "reference") in deploy.EXACT for each in report.operators):
+        if any(operator.differing and (operator.kind, "reference") in deploy.EXACT for operator in report.operators):
             wrong.append("its file gives other integers")
         of_file = tune.sensitivity(
             deploy.read_tflite(path), data, beside, device=DEVICE, measure=["fine"], progress=False
@@ -128,7 +128,7 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
         ):
             wrong.append("applied, it is another network")
 
-    if len(found.parts) <= MOST_PARTS:
+    if len(analysis.parts) <= MOST_PARTS:
         plans = tune.plan(calibrated(), data, beside, flash="1000M", candidates=6, progress=False)
         smallest = min(plans.points, key=lambda point: point.flash)
         again = calibrated(list(smallest.rules))
@@ -150,8 +150,8 @@ def one(name: str) -> dict[str, Any]:
     model, examples = run_zoo.networks()[name]()
     warnings.simplefilter("ignore")
     try:
-        given = examples if isinstance(examples, tuple) else (examples,)
-        row = coached(model.eval(), tuple(map(torch.as_tensor, given)))
+        inputs = examples if isinstance(examples, tuple) else (examples,)
+        row = coached(model.eval(), tuple(map(torch.as_tensor, inputs)))
     except (UnsupportedOperator, NotComparable) as refusal:
         row = {"outcome": "left out", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:

@@ -64,10 +64,10 @@ def devices() -> Iterator[tuple[str, str, str]]:
 
 def compare(names: list[str], images: int, console: Console) -> int:
     """Runs everything and prints one row for each network; gives the number of integers that differ."""
-    found = list(devices())
+    targets = list(devices())
     table = Table(title="integers compared, and how many differ", title_justify="left")
     table.add_column("network")
-    for device, _, _ in found:
+    for device, _, _ in targets:
         table.add_column(device, justify="right")
     wrong = 0
     for name in names:
@@ -79,7 +79,7 @@ def compare(names: list[str], images: int, console: Console) -> int:
             cells = []
             with tempfile.TemporaryDirectory() as folder:
                 path = write_tflite(graph, Path(folder) / "model.tflite")
-                for _, profile, cpu in found:
+                for _, profile, cpu in targets:
                     os.environ["EXACTQAT_ARM64_CPU"] = cpu
                     report = verify(graph, path, codes, profile)
                     claimed = not unclaimed(graph, profile)

@@ -108,8 +108,8 @@ class Program(nn.Module):
         codes = NODES.quantize_per_tensor.default(x, *self.grids[at])
         return NODES.dequantize_per_tensor.default(codes, *self.grids[at])
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        operands = [self.stored(x, at) for at, x in enumerate(given)]
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        operands = [self.stored(x, at) for at, x in enumerate(tensors)]
         kind, attributes = self.operator.kind, self.operator.attributes
         if kind == "FULLY_CONNECTED":
             result = F.linear(operands[0], self.weight(), self.bias())
@@ -120,7 +120,7 @@ class Program(nn.Module):
             result = PLAIN[kind](*operands)
         if attributes.get("activation") == "RELU":
             result = torch.relu(result)
-        return self.stored(result, len(given))
+        return self.stored(result, len(tensors))
 
 
 def made(kind: str, rng: np.random.Generator) -> Graph:
@@ -139,7 +139,7 @@ def made(kind: str, rng: np.random.Generator) -> Graph:
         bias = rng.integers(-2000, 2000, 7)
         y = builder.fully_connected(x, filter, scales(7), bias, grid(4), name="y", activation=activation)
     elif kind in WEIGHTED:
-        inputs, outputs = (int(each) for each in rng.integers(2, 9, 2))
+        inputs, outputs = (int(size) for size in rng.integers(2, 9, 2))
         x = builder.input("x", (1, 9, 8, inputs), grid())
         shape = (outputs, 3, 3, inputs) if kind == "CONV_2D" else (1, 3, 3, inputs)
         channels = outputs if kind == "CONV_2D" else inputs
@@ -171,7 +171,7 @@ def computed_by_executorch(
     lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
     called = _calls(lowered.exported_program())
     program = Runtime.get().load_program(lowered.to_executorch().buffer)
-    return [each.numpy().copy() for each in program.load_method("forward").execute(list(inputs))], called
+    return [tensor.numpy().copy() for tensor in program.load_method("forward").execute(list(inputs))], called
 
 
 def computed_for_cortex_m(
@@ -186,8 +186,8 @@ def computed_for_cortex_m(
     edge = to_edge(exported, compile_config=cortex_m_edge_compile_config()).exported_program()
     lowered = CortexMPassManager(edge, target_config=CortexMTargetConfig(cpu=CortexM.M55)).transform()
     with torch.no_grad():
-        results = tree_leaves(lowered.module()(*[laid_out(each, "cortex-m") for each in inputs]))
-    return [each.numpy().copy() for each in results], _calls(lowered)
+        results = tree_leaves(lowered.module()(*[laid_out(tensor, "cortex-m") for tensor in inputs]))
+    return [result.numpy().copy() for result in results], _calls(lowered)
 
 
 COMPUTED = {"xnnpack": computed_by_executorch, "cortex-m": computed_for_cortex_m}
@@ -206,7 +206,7 @@ def _calls(program: torch.export.ExportedProgram) -> Counter[str]:
 def _left(called: Counter[str]) -> int:
     """Calls that the flow leaves to ExecuTorch's portable kernels, with quantize and dequantize nodes around them."""
     taken = ("executorch_call_delegate", "cortex_m.", "getitem", "function alloc", "view_copy")
-    return sum(count for target, count in called.items() if not any(each in target for each in taken))
+    return sum(count for target, count in called.items() if not any(word in target for word in taken))
 
 
 def network(name: str, flow: str) -> str:
@@ -221,16 +221,16 @@ def network(name: str, flow: str) -> str:
     prepared.eval()
     if flow == "cortex-m":
         # Its depthwise kernel takes one image.
-        examples, prepared.profile = tuple(each[:1] for each in examples), "micro"
+        examples, prepared.profile = tuple(example[:1] for example in examples), "micro"
     with torch.no_grad():
-        expected = [each.numpy() for each in tree_leaves(prepared(*examples)) if isinstance(each, torch.Tensor)]
+        expected = [leaf.numpy() for leaf in tree_leaves(prepared(*examples)) if isinstance(leaf, torch.Tensor)]
     exported = exported_program(prepared, len(examples[0]), flow)
     with torch.no_grad():
-        eager = [each.numpy() for each in tree_leaves(exported.module()(*examples)) if isinstance(each, torch.Tensor)]
+        eager = [leaf.numpy() for leaf in tree_leaves(exported.module()(*examples)) if isinstance(leaf, torch.Tensor)]
     lost = _differing(expected, eager)
-    found, called = COMPUTED[flow](exported, [each for each in examples if isinstance(each, torch.Tensor)])
-    values = sum(each.size for each in expected)
-    differing = _differing(expected, found)
+    results, called = COMPUTED[flow](exported, [example for example in examples if isinstance(example, torch.Tensor)])
+    values = sum(array.size for array in expected)
+    differing = _differing(expected, results)
     return f"{values:>10,}{lost:>10,}{differing:>10,}{_left(called):>10}"
 
 
@@ -282,14 +282,14 @@ def main() -> int:
         for _ in range(options.count):
             graph = made(kind, rng)
             codes = {name: rng.integers(-128, 128, graph.tensors[name].shape).astype(np.int8) for name in graph.inputs}
-            found, taken = on_executorch(graph, codes, flow)
+            result, taken = on_executorch(graph, codes, flow)
             left += not taken
             if not taken:
                 continue
-            values += found.size
+            values += result.size
             for device in devices:
-                expected = deploy.simulate(graph, codes, device)[graph.outputs[0]].reshape(found.shape)
-                differing[device] += int((expected != found).sum())
+                expected = deploy.simulate(graph, codes, device)[graph.outputs[0]].reshape(result.shape)
+                differing[device] += int((expected != result).sum())
         note = f"  ({left} of {options.count} programs not taken whole, and not counted)" if left else ""
         print(f"{kind:20}{values:>10,}  {'  '.join(map(str, differing.values()))}{note}", flush=True)
     return 0

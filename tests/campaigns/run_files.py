@@ -36,7 +36,7 @@ def main() -> int:
     for path in paths:
         start = time.perf_counter()
         try:
-            found = inspect(path, examples=arguments.examples)
+            inspection = inspect(path, examples=arguments.examples)
         except (ValueError, RuntimeError) as error:
             refused += 1
             reasons.update(
@@ -46,7 +46,7 @@ def main() -> int:
             continue
         read += 1
         words = []
-        for device in found.devices:
+        for device in inspection.devices:
             counts = ran.setdefault(device.profile, Counter())
             counts["files"] += bool(device.values)
             counts["not run"] += not device.values
@@ -55,7 +55,7 @@ def main() -> int:
             counts["differing as claimed"] += device.differing_as_claimed
             words.append(f"{device.profile} {device.differing:,} of {device.values:,}")
         print(f"{path.name}: {'; '.join(words)} ({time.perf_counter() - start:.1f} s)", flush=True)
-        for device in found.devices:
+        for device in inspection.devices:
             if device.not_run and "not on this machine" not in device.not_run:
                 print(f"    {device.profile}: {device.not_run}", flush=True)
             for row in (*device.operators, *device.outputs):

@@ -133,25 +133,25 @@ def networks() -> dict[str, Callable[[], tuple[qat.PreparedModel, tuple[Any, ...
     """Name -> what makes a frozen network and inputs for it."""
     import plain_networks
 
-    found: dict[str, Any] = {}
+    builders: dict[str, Any] = {}
     for bits, settings in BITS.items():
         rule = qat.Rule(**settings)
         for name in OF_THE_JOB:
-            found[f"digits {name}{bits}"] = lambda name=name, rule=rule: trained_on_digits(name, rule)
+            builders[f"digits {name}{bits}"] = lambda name=name, rule=rule: trained_on_digits(name, rule)
         for blocks, channels in ((20, 16), (50, 8), (12, 320)):
-            found[f"deep {blocks} x {channels}{bits}"] = lambda b=blocks, c=channels, rule=rule: untrained(
+            builders[f"deep {blocks} x {channels}{bits}"] = lambda b=blocks, c=channels, rule=rule: untrained(
                 deep(b, c), (torch.randn(2, 3, 16, 16),), rule
             )
     for name, build in plain_networks.NETWORKS.items():
-        found[f"plain {name}"] = lambda build=build: a_few_steps(*build(), qat.Rule())
-        found[f"plain {name} 4 bits"] = lambda build=build: a_few_steps(*build(), qat.Rule(**BITS[" 4 bits"]))
+        builders[f"plain {name}"] = lambda build=build: a_few_steps(*build(), qat.Rule())
+        builders[f"plain {name} 4 bits"] = lambda build=build: a_few_steps(*build(), qat.Rule(**BITS[" 4 bits"]))
     if find_spec("torchvision") and find_spec("timm"):
         import zoo
 
         for name, build in zoo.builders().items():
             if name in OF_COLLECTIONS:
-                found[name] = lambda build=build: a_few_steps(*build(), qat.Rule())
-    return found
+                builders[name] = lambda build=build: a_few_steps(*build(), qat.Rule())
+    return builders
 
 
 def one(name: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def row(name: str, training: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     model, examples = networks()[name]()
     began = time.perf_counter()
-    found: dict[str, Any] = {"name": name, "training": training}
+    fields: dict[str, Any] = {"name": name, "training": training}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -37,13 +37,13 @@ def row(name: str, training: bool) -> dict[str, Any]:
             prepared = qat.prepare(model.train(training), example)
         except qat.UnsupportedOperator as refusal:
             differs = "is not the model" in str(refusal)
-            return {**found, "outcome": "differs" if differs else "refused", "reason": str(refusal)}
+            return {**fields, "outcome": "differs" if differs else "refused", "reason": str(refusal)}
         except Exception as error:
-            return {**found, "outcome": "error", "reason": f"{type(error).__name__}: {error}"}
+            return {**fields, "outcome": "error", "reason": f"{type(error).__name__}: {error}"}
     proof = prepared.proof
     assert proof is not None
-    found |= {"outcome": "equal", "seconds": round(time.perf_counter() - began, 2), "check": round(proof.seconds, 2)}
-    return found | {"tensors": proof.tensors, "undecided": len(proof.undecided), "not_run": proof.not_run}
+    fields |= {"outcome": "equal", "seconds": round(time.perf_counter() - began, 2), "check": round(proof.seconds, 2)}
+    return fields | {"tensors": proof.tensors, "undecided": len(proof.undecided), "not_run": proof.not_run}
 
 
 def main() -> int:
@@ -62,9 +62,9 @@ def main() -> int:
             if options.rows:
                 with options.rows.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-    counts = {outcome: sum(each["outcome"] == outcome for each in rows) for outcome in ("equal", "refused", "differs")}
+    counts = {outcome: sum(case["outcome"] == outcome for case in rows) for outcome in ("equal", "refused", "differs")}
     errors = len(rows) - sum(counts.values())
-    share = sum(each.get("check", 0) for each in rows) / max(sum(each.get("seconds", 0) for each in rows), 1e-9)
+    share = sum(case.get("check", 0) for case in rows) / max(sum(case.get("seconds", 0) for case in rows), 1e-9)
     print(f"{counts}, {errors} errors; the check took {share:.0%} of prepare's time")
     return int(bool(counts["differs"] or errors))
 

@@ -74,11 +74,11 @@ def execute(path: Path, folder: Path) -> Any:
 
 def printed(notebook: Any) -> list[str]:
     """What a reader sees below the cells, as text."""
-    found = []
+    texts = []
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
-            found.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
-    return found
+            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return texts
 
 
 def main() -> int:

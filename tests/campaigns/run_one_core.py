@@ -199,7 +199,7 @@ class Shapes:
         return x
 
     def concat(self, arrays: Any) -> Any:
-        return (sum(each[0] for each in arrays), *arrays[0][1:])
+        return (sum(shape[0] for shape in arrays), *arrays[0][1:])
 
     def max_pool(self, x: Any) -> Any:
         return (x[0], *(size // 2 for size in x[1:]))
@@ -218,25 +218,25 @@ class InTorch(nn.Module):
     def __init__(self, build: Network, tensors: Tensors) -> None:
         super().__init__()
         self.build = build
-        for name, each in tensors.items():
-            given = {key: torch.from_numpy(value.copy()) for key, value in each.items()}
-            weight = given["weight"]
+        for name, arrays in tensors.items():
+            state = {key: torch.from_numpy(value.copy()) for key, value in arrays.items()}
+            weight = state["weight"]
             layer: nn.Module
-            if "mean" in each:
+            if "mean" in arrays:
                 layer = nn.BatchNorm2d(len(weight), eps=0.25, momentum=0.25)
-                given = {"weight": weight, "bias": given["bias"]}
-                layer.running_mean.copy_(torch.from_numpy(each["mean"]))
-                layer.running_var.copy_(torch.from_numpy(each["variance"]))
+                state = {"weight": weight, "bias": state["bias"]}
+                layer.running_mean.copy_(torch.from_numpy(arrays["mean"]))
+                layer.running_var.copy_(torch.from_numpy(arrays["variance"]))
             elif weight.dim() == 2:
-                layer = nn.Linear(weight.shape[1], len(weight), "bias" in given)
+                layer = nn.Linear(weight.shape[1], len(weight), "bias" in state)
             else:
                 groups = len(weight) if name == "depthwise" else 1
                 kind = nn.Conv2d if weight.dim() == 4 else nn.Conv1d
                 side = weight.shape[-1]
                 layer = kind(
-                    weight.shape[1] * groups, len(weight), side, padding=side // 2, groups=groups, bias="bias" in given
+                    weight.shape[1] * groups, len(weight), side, padding=side // 2, groups=groups, bias="bias" in state
                 )
-            for key, value in given.items():
+            for key, value in state.items():
                 setattr(layer, key, nn.Parameter(value))
             self.add_module(name, layer)
 
@@ -286,21 +286,21 @@ class InJax:
     def conv(self, name: str, x: Any, count: int, side: int, bias: bool = False, groups: int = 1) -> Any:
         words = ("NCHW", "OIHW", "NCHW") if x.ndim == 4 else ("NCH", "OIH", "NCH")
         around = [(side // 2, side // 2)] * (x.ndim - 2)
-        given = self.params[name]
+        layer = self.params[name]
         y = lax.conv_general_dilated(
-            x, given["weight"], (1,) * len(around), around, dimension_numbers=words, feature_group_count=groups
+            x, layer["weight"], (1,) * len(around), around, dimension_numbers=words, feature_group_count=groups
         )
-        return y + given["bias"].reshape(-1, *[1] * len(around)) if bias else y
+        return y + layer["bias"].reshape(-1, *[1] * len(around)) if bias else y
 
     def linear(self, name: str, x: Any, count: int, bias: bool = True) -> Any:
-        given = self.params[name]
-        y = x @ given["weight"].T
-        return y + given["bias"] if bias else y
+        layer = self.params[name]
+        y = x @ layer["weight"].T
+        return y + layer["bias"] if bias else y
 
     def batch_norm(self, name: str, x: Any) -> Any:
-        given = self.params[name]
+        layer = self.params[name]
         return qat.jax.batch_norm(
-            x, given["weight"], given["bias"], given["mean"], given["variance"], epsilon=0.25, momentum=0.75, axis=1
+            x, layer["weight"], layer["bias"], layer["mean"], layer["variance"], epsilon=0.25, momentum=0.75, axis=1
         )
 
     def relu(self, x: Any) -> Any:
@@ -387,14 +387,14 @@ class InKeras:
         return keras.ops.swapaxes(x, -1, -2)
 
     def fill(self) -> None:
-        for name, given in self.tensors.items():
-            layer, weight = self.layers[name], given["weight"]
-            if "mean" in given:
-                layer.set_weights([given[key] for key in ("weight", "bias", "mean", "variance")])
+        for name, arrays in self.tensors.items():
+            layer, weight = self.layers[name], arrays["weight"]
+            if "mean" in arrays:
+                layer.set_weights([arrays[key] for key in ("weight", "bias", "mean", "variance")])
                 continue
             # A depthwise kernel is [*window, channels, 1].
             axes = (*range(2, weight.ndim), *((0, 1) if name == "depthwise" else (1, 0)))
-            layer.set_weights([weight.transpose(axes), *([given["bias"]] if "bias" in given else [])])
+            layer.set_weights([weight.transpose(axes), *([arrays["bias"]] if "bias" in arrays else [])])
 
 
 # --- what each of them makes of a case --------------------------------------------------------------------------------
@@ -428,13 +428,13 @@ class Torch:
         results = self.model(self.tensor(x))
         results = results if isinstance(results, tuple) else (results,)
         self.model.zero_grad()
-        sum((each * self.tensor(weights(each.shape))).sum() for each in results).backward()
-        ranges = {id(each) for each in self.model.range_parameters()}
+        sum((result * self.tensor(weights(result.shape))).sum() for result in results).backward()
+        ranges = {id(parameter) for parameter in self.model.range_parameters()}
         with torch.no_grad():
-            for name, each in self.owned.items():
-                if each.grad is not None and (name.replace(".", "/") in trained or id(each) in ranges):
-                    each -= RATE * each.grad
-        return [each.detach().cpu().numpy() for each in results]
+            for name, parameter in self.owned.items():
+                if parameter.grad is not None and (name.replace(".", "/") in trained or id(parameter) in ranges):
+                    parameter -= RATE * parameter.grad
+        return [result.detach().cpu().numpy() for result in results]
 
     def freeze(self) -> None:
         qat.freeze(self.model)
@@ -443,17 +443,17 @@ class Torch:
         self.model.eval()
         results = self.model(self.tensor(x))
         self.model.train()
-        return [each.detach().cpu().numpy() for each in (results if isinstance(results, tuple) else (results,))]
+        return [result.detach().cpu().numpy() for result in (results if isinstance(results, tuple) else (results,))]
 
     def deploy_to(self, device: str) -> None:
         self.model.profile = device
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
-        found = {}
-        for name, each in self.model._state.grids().items():
-            low, high, batches = each.held()
-            found[name] = (low.detach().cpu().numpy(), high.detach().cpu().numpy(), int(batches))
-        return found
+        ranges = {}
+        for name, grid in self.model._state.grids().items():
+            low, high, batches = grid.held()
+            ranges[name] = (low.detach().cpu().numpy(), high.detach().cpu().numpy(), int(batches))
+        return ranges
 
     def statistics(self) -> dict[str, np.ndarray]:
         norms = [norm for norm in (step.weights and step.weights.batch_norm for step in self.plan.steps) if norm]
@@ -483,7 +483,7 @@ class Jax:
     def loss(self, params: Any, state: Any, x: Any) -> Any:
         results, state = self.device_of.apply(params, state, x, train=True)
         results = results if isinstance(results, tuple) else (results,)
-        return sum((each * weights(each.shape)).sum() for each in results), (results, state)
+        return sum((result * weights(result.shape)).sum() for result in results), (results, state)
 
     def calibrate(self, batches: Sequence[np.ndarray]) -> None:
         self.params, self.state = self.device_of.calibrate(self.params, self.state, batches)
@@ -493,20 +493,20 @@ class Jax:
         model = {
             name: {
                 key: value - RATE * gradients["model"][name][key] if f"{name}/{key}" in trained else value
-                for key, value in each.items()
+                for key, value in layer.items()
             }
-            for name, each in self.params["model"].items()
+            for name, layer in self.params["model"].items()
         }
         ranges = jax.tree.map(lambda p, g: p - RATE * g, self.params["range_parameters"], gradients["range_parameters"])
         self.params = {"model": model, "range_parameters": ranges}
-        return [np.asarray(each) for each in results]
+        return [np.asarray(result) for result in results]
 
     def freeze(self) -> None:
         self.params, self.state = self.device_of.freeze(self.params, self.state)
 
     def results(self, x: np.ndarray) -> list[np.ndarray]:
         results, _ = self.device_of.apply(self.params, self.state, x)
-        return [np.asarray(each) for each in (results if isinstance(results, tuple) else (results,))]
+        return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
 
     def deploy_to(self, device: str) -> None:
         self.device_of._functional = for_device(self.device_of._functional, device)
@@ -514,10 +514,10 @@ class Jax:
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         return {
             name: (
-                *({**each, **self.params["range_parameters"].get(name, {})}[end] for end in ("minimum", "maximum")),
-                int(each["batches"]),
+                *({**grid, **self.params["range_parameters"].get(name, {})}[end] for end in ("minimum", "maximum")),
+                int(grid["batches"]),
             )
-            for name, each in self.state.ranges.items()
+            for name, grid in self.state.ranges.items()
         }
 
     def statistics(self) -> dict[str, np.ndarray]:
@@ -526,12 +526,12 @@ class Jax:
         return {name: np.stack([known[f"{name}.mean"], known[f"{name}.variance"]]) for name in names}
 
     def take(self, statistics: Mapping[str, np.ndarray]) -> None:
-        given = {
+        arrays = {
             f"{path}.{word}": jnp.asarray(value)
             for path, both in statistics.items()
             for word, value in zip(("mean", "variance"), both, strict=True)
         }
-        self.state = replace(self.state, variables={**self.state.variables, **given})
+        self.state = replace(self.state, variables={**self.state.variables, **arrays})
 
     @property
     def trained(self) -> Any:
@@ -560,31 +560,31 @@ class Keras:
         results = self.device_of(x, training=True)
         results = results if isinstance(results, tuple | list) else (results,)
         self.device_of.zero_grad()
-        sum((each * torch.from_numpy(weights(each.shape))).sum() for each in results).backward()
+        sum((result * torch.from_numpy(weights(result.shape))).sum() for result in results).backward()
         moved = [variable for name, variable in self.owned.items() if name in trained]
         with torch.no_grad():
             for variable in (*moved, *self.device_of.range_parameters()):
                 if variable.value.grad is not None:
                     variable.assign(variable.value - RATE * variable.value.grad)
-        return [each.detach().numpy() for each in results]
+        return [result.detach().numpy() for result in results]
 
     def freeze(self) -> None:
         qat.keras.freeze(self.device_of)
 
     def results(self, x: np.ndarray) -> list[np.ndarray]:
         results = self.device_of(x, training=False)
-        return [each.detach().numpy() for each in (results if isinstance(results, tuple | list) else (results,))]
+        return [result.detach().numpy() for result in (results if isinstance(results, tuple | list) else (results,))]
 
     def deploy_to(self, device: str) -> None:
         self.device_of._held.functional = for_device(self.device_of._held.functional, device)
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
-        held, found = self.device_of._held.variables, {}
-        for name, each in held.ranges.items():
-            ends = {**each, **held.learned.get(name, {})}
+        held, ranges = self.device_of._held.variables, {}
+        for name, grid in held.ranges.items():
+            ends = {**grid, **held.learned.get(name, {})}
             low, high = (keras.ops.convert_to_numpy(ends[end].value) for end in ("minimum", "maximum"))
-            found[name] = (low, high, int(keras.ops.convert_to_numpy(each["batches"].value)))
-        return found
+            ranges[name] = (low, high, int(keras.ops.convert_to_numpy(grid["batches"].value)))
+        return ranges
 
     def statistics(self) -> dict[str, np.ndarray]:
         names = [name.rpartition("/")[0] for name in self.owned if name.endswith("/moving_mean")]
@@ -599,9 +599,9 @@ class Keras:
 
 def for_device(functional: Functional, device: str) -> Functional:
     """The same network, whose frozen steps are another device's."""
-    made = Functional(functional.plan, functional.primitives, device)
-    made.moved = functional.moved
-    return made
+    result = Functional(functional.plan, functional.primitives, device)
+    result.moved = functional.moved
+    return result
 
 
 ENGINES: dict[str, Any] = {"torch": Torch, "jax": Jax, "keras": Keras, "torch on a GPU": TorchOnGpu}
@@ -615,15 +615,15 @@ def weights(shape: Sequence[int]) -> np.ndarray:
 
 def ordered(plan: Any) -> dict[str, int]:
     """Every grid's place in the network; frameworks name some of them otherwise."""
-    names = [each.grid for each in plan.inputs] + [step.grid for step in plan.steps]
+    names = [source.grid for source in plan.inputs] + [step.grid for step in plan.steps]
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
 def described(plan: Any) -> list[Any]:
     places = ordered(plan)
-    paths = {each.path: f"input {at}" for at, each in enumerate(plan.inputs)}
+    paths = {source.path: f"input {at}" for at, source in enumerate(plan.inputs)}
     paths |= {step.path: f"step {at}" for at, step in enumerate(plan.steps)}
-    rows: list[Any] = [(each.shape, places[each.grid]) for each in plan.inputs]
+    rows: list[Any] = [(source.shape, places[source.grid]) for source in plan.inputs]
     for step in plan.steps:
         own = step.weights
         rows.append(
@@ -636,35 +636,35 @@ def described(plan: Any) -> list[Any]:
                 None if own is None else (own.bias is not None, own.batch_norm is not None, own.channel_axis, own.rule),
             )
         )
-    for name, grid in sorted(plan.grids.items(), key=lambda each: places[each[0]]):
+    for name, grid in sorted(plan.grids.items(), key=lambda pair: places[pair[0]]):
         rows.append((places[name], grid.rule, grid.nonnegative, grid.writers, grid.fixed, grid.of_inputs))
     return rows
 
 
 def integers(engine: Any) -> dict[str, Any]:
     """What lowering takes, and what it makes."""
-    given = getattr(engine, "trained", engine.device_of)
-    numbers, plan = given.numbers(), engine.plan
+    model = getattr(engine, "trained", engine.device_of)
+    numbers, plan = model.numbers(), engine.plan
     places = ordered(plan)
     steps = {step.path: at for at, step in enumerate(plan.steps)}
-    found: dict[str, Any] = {f"grid {places[name]}": each for name, each in numbers.grids.items()}
-    for path, each in numbers.weights.items():
-        found |= {
-            f"codes {steps[path]}": each.codes,
-            f"scale {steps[path]}": each.scale,
-            f"bias {steps[path]}": each.bias,
+    arrays: dict[str, Any] = {f"grid {places[name]}": grid for name, grid in numbers.grids.items()}
+    for path, weight in numbers.weights.items():
+        arrays |= {
+            f"codes {steps[path]}": weight.codes,
+            f"scale {steps[path]}": weight.scale,
+            f"bias {steps[path]}": weight.bias,
         }
     for (path, position), (codes, scale) in numbers.constants.items():
-        found[f"constant {steps[path]}, {position}"] = codes
-        found[f"scale of constant {steps[path]}, {position}"] = scale
-    graph = without_transposed_ends(deploy.lower(given))
+        arrays[f"constant {steps[path]}, {position}"] = codes
+        arrays[f"scale of constant {steps[path]}, {position}"] = scale
+    graph = without_transposed_ends(deploy.lower(model))
     names = {name: f"t{at}" for at, name in enumerate(graph.tensors)}
     alike = replace(
         graph,
-        tensors={names[name]: replace(each, name=names[name]) for name, each in graph.tensors.items()},
+        tensors={names[name]: replace(tensor, name=names[name]) for name, tensor in graph.tensors.items()},
         operators=tuple(
-            replace(each, inputs=tuple(map(names.get, each.inputs)), outputs=tuple(map(names.get, each.outputs)))
-            for each in graph.operators
+            replace(layer, inputs=tuple(map(names.get, layer.inputs)), outputs=tuple(map(names.get, layer.outputs)))
+            for layer in graph.operators
         ),
         inputs=tuple(names[name] for name in graph.inputs),
         outputs=tuple(names[name] for name in graph.outputs),
@@ -673,24 +673,24 @@ def integers(engine: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.tflite"
         deploy.write_tflite(alike, path)
-        found["file"] = np.frombuffer(path.read_bytes(), np.uint8)
-    return found
+        arrays["file"] = np.frombuffer(path.read_bytes(), np.uint8)
+    return arrays
 
 
 def without_transposed_ends(graph: Any) -> Any:
     """PyTorch's inputs and outputs lie in the file as the device likes them, those of others as the user has them."""
     renamed, dropped = {}, []
     for operator in graph.operators:
-        (given, *_), (made, *_) = operator.inputs, operator.outputs
-        if operator.kind == "TRANSPOSE" and (given in graph.inputs or made in graph.outputs):
-            renamed[given if given in graph.inputs else made] = made if given in graph.inputs else given
+        (source, *_), (target, *_) = operator.inputs, operator.outputs
+        if operator.kind == "TRANSPOSE" and (source in graph.inputs or target in graph.outputs):
+            renamed[source if source in graph.inputs else target] = target if source in graph.inputs else source
             dropped.append(operator)
     if not dropped:
         return graph
     return replace(
         graph,
-        tensors={name: each for name, each in graph.tensors.items() if name not in renamed},
-        operators=tuple(each for each in graph.operators if each not in dropped),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in renamed},
+        operators=tuple(operator for operator in graph.operators if operator not in dropped),
         inputs=tuple(renamed.get(name, name) for name in graph.inputs),
         outputs=tuple(renamed.get(name, name) for name in graph.outputs),
     )
@@ -698,11 +698,11 @@ def without_transposed_ends(graph: Any) -> Any:
 
 def after_each(engine: Any) -> dict[str, Any]:
     places = ordered(engine.plan)
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, (low, high, batches) in engine.ends().items():
-        found[f"range {places[name]}"] = np.asarray([low, high], np.float32)
-        found[f"batches {places[name]}"] = np.asarray(batches)
-    return found
+        arrays[f"range {places[name]}"] = np.asarray([low, high], np.float32)
+        arrays[f"batches {places[name]}"] = np.asarray(batches)
+    return arrays
 
 
 def batch(shape: Sequence[int], number: int, bits: int, count: int = 4) -> np.ndarray:
@@ -742,33 +742,33 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
     shapes = Shapes()
     build(shapes, shape)
     tensors = shapes.tensors
-    for each in tensors.values() if bits == 4 else ():  # seven steps of a quarter
-        if each["weight"].ndim > 1:
-            each["weight"] = np.float32(np.round(each["weight"] * (7 / PILOT)) / 4)
+    for arrays in tensors.values() if bits == 4 else ():  # seven steps of a quarter
+        if arrays["weight"].ndim > 1:
+            arrays["weight"] = np.float32(np.round(arrays["weight"] * (7 / PILOT)) / 4)
     rules = [rule(policy, bits, percentile=97.0)]
     if trained:
         # In fewer than 8 bits the range of an input is trained too: its step would be no power of two after the first.
         inputs = "fixed" if policy == "learned" and bits < 8 else policy
         ends = {"input*": inputs, "last": policy}
-        rules = [rule(each, bits, match, ema_decay=0.5, percentile=100.0) for match, each in ends.items()]
+        rules = [rule(ranges, bits, match, ema_decay=0.5, percentile=100.0) for match, ranges in ends.items()]
         rules.append(rule("fixed", bits))
-    inexact = {layer for layer, each in tensors.items() if "mean" in each or layer == "depthwise"}
+    inexact = {layer for layer, arrays in tensors.items() if "mean" in arrays or layer == "depthwise"}
     # Products of 16 bits and gradients have too many bits for float32.
     keys = {"bias"} if bits == 16 else {"weight", "bias"}
     moved = frozenset(
-        f"{layer}/{key}" for layer, each in tensors.items() for key in keys & {*each} if layer not in inexact
+        f"{layer}/{key}" for layer, arrays in tensors.items() for key in keys & {*arrays} if layer not in inexact
     )
     batches = [batch(shape, number, bits if trained else 8) for number in range(4)]
-    engines = [ENGINES[each] for each in frameworks]
+    engines = [ENGINES[framework] for framework in frameworks]
     runs = [engine(build, tensors, rules, batches[0]) for engine in engines]
     failed: list[str] = []
 
-    def compare(what: str, found: Sequence[Mapping[str, Any]]) -> None:
-        for other, given in zip(frameworks[1:], found[1:], strict=True):
-            if found[0].keys() != given.keys():
-                failed.append(f"{what}: {sorted(found[0].keys() ^ given.keys())} in {frameworks[0]} or {other} only")
-            for key in found[0].keys() & given.keys():
-                one, two = np.asarray(found[0][key]), np.asarray(given[key])
+    def compare(what: str, sides: Sequence[Mapping[str, Any]]) -> None:
+        for other, side in zip(frameworks[1:], sides[1:], strict=True):
+            if sides[0].keys() != side.keys():
+                failed.append(f"{what}: {sorted(sides[0].keys() ^ side.keys())} in {frameworks[0]} or {other} only")
+            for key in sides[0].keys() & side.keys():
+                one, two = np.asarray(sides[0][key]), np.asarray(side[key])
                 if one.shape != two.shape or one.tobytes() != two.astype(one.dtype).tobytes():
                     detail = f": {one.ravel()[:4]} and {two.ravel()[:4]}" if one.size < 10**4 else ""
                     failed.append(f"{what}: {key} in {frameworks[0]} and {other}{detail}")
@@ -786,17 +786,17 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
         compare(f"calibration {number}", [after_each(run) for run in runs])
     for number, x in enumerate(batches if trained else ()):
         results = [run.step(x, moved) for run in runs]
-        compare(f"results of step {number}", [{at: each + 0.0 for at, each in enumerate(made)} for made in results])
+        compare(f"results of step {number}", [{at: leaf + 0.0 for at, leaf in enumerate(side)} for side in results])
         compare(f"step {number}", [after_each(run) for run in runs])
         statistics = [run.statistics() for run in runs]
         for what, word in ((0, "means"), (1, "variances")):
             # Keras' batch norm computes in float32, and its running variance takes the batch's biased one.
             own = what == 1 or bits == 16
-            found = [
-                statistics[0] if own and each == "keras" else known
-                for each, known in zip(frameworks, statistics, strict=True)
+            sides = [
+                statistics[0] if own and framework == "keras" else known
+                for framework, known in zip(frameworks, statistics, strict=True)
             ]
-            compare(f"{word} of step {number}", [{key: each[what] for key, each in known.items()} for known in found])
+            compare(f"{word} of step {number}", [{key: pair[what] for key, pair in known.items()} for known in sides])
     for run in runs[1:]:
         run.take(runs[0].statistics())
     for run in runs:
@@ -814,7 +814,7 @@ def on_device(run: Any, x: np.ndarray) -> dict[int | str, np.ndarray]:
     """What a frozen network gives, or why its device refuses it."""
     try:
         # Zeros have no sign on the device.
-        return {at: each + 0.0 for at, each in enumerate(run.results(x))}
+        return {at: result + 0.0 for at, result in enumerate(run.results(x))}
     except qat.UnsupportedOperator as refusal:
         return {f"refused: {refusal}": np.zeros(())}
 
@@ -839,15 +839,15 @@ def main(words: Sequence[str]) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = differences(name, policy, bits, trained, frameworks)
+                lines = differences(name, policy, bits, trained, frameworks)
         except Exception as error:
-            found = [f"{type(error).__name__}: {error}"]
+            lines = [f"{type(error).__name__}: {error}"]
             if len(words) > 1:
                 traceback.print_exc()
-        failures += bool(found)
-        print(f"{label}: {'equal' if not found else f'{len(found)} differ'}", flush=True)
-        for each in found[: 40 if len(words) > 1 else 3]:
-            print(f"    {each}"[:400])
+        failures += bool(lines)
+        print(f"{label}: {'equal' if not lines else f'{len(lines)} differ'}", flush=True)
+        for line in lines[: 40 if len(words) > 1 else 3]:
+            print(f"    {line}"[:400])
     print(f"{count} cases, {failures} with differences")
     return 1 if failures else 0
 

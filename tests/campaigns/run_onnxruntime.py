@@ -53,8 +53,8 @@ def main() -> int:
     reasons: Counter[str] = Counter()
     files: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        found = [(path.name, path) for each in arguments.folders for path in sorted(each.glob("*.onnx"))]
-        for name, path in found or made(arguments.networks, Path(folder)):
+        pairs = [(path.name, path) for directory in arguments.folders for path in sorted(directory.glob("*.onnx"))]
+        for name, path in pairs or made(arguments.networks, Path(folder)):
             if isinstance(path, str):
                 files["not made"] += 1
                 print(f"{name}: not made: {path}", flush=True)

@@ -75,11 +75,11 @@ def tried(outcome: str, run: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
 
 def names() -> list[str]:
     """All networks whose packages are there."""
-    found = list(packages.networks())
+    networks = list(packages.networks())
     for module in dict.fromkeys(LIBRARIES.values()):
         with contextlib.suppress(ImportError):
-            found += importlib.import_module(module).networks()
-    return found
+            networks += importlib.import_module(module).networks()
+    return networks
 
 
 def in_a_process(name: str) -> dict[str, Any]:

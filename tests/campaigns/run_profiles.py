@@ -36,8 +36,8 @@ def run(*arguments: str) -> tuple[int, str]:
 def verified(directory: Path, device: str) -> tuple[int, dict[str, int], bool, str]:
     """The exit status, the outputs' integers that differ by precision, whether all stored ones are equal, the text."""
     status, text = run("verify", str(directory), "--device", device, "--quiet")
-    found = re.findall(r"^(W\dA\d): .*?: (none|[\d,]+) of [\d,]+ integers of the outputs", text, re.M)
-    differing = {network: 0 if count == "none" else int(count.replace(",", "")) for network, count in found}
+    matches = re.findall(r"^(W\dA\d): .*?: (none|[\d,]+) of [\d,]+ integers of the outputs", text, re.M)
+    differing = {network: 0 if count == "none" else int(count.replace(",", "")) for network, count in matches}
     return status, differing, "something other than was trained" not in text, text
 
 

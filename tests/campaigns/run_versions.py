@@ -83,7 +83,7 @@ def installed(name: str, version: str) -> Path:
 def compare_here(profile: str, kinds: Sequence[str], count: int) -> None:
     """Prints a row of JSON for each operator, computed by the runtime that this process imports."""
     # It asks another process why TFLite-Micro refuses a graph; here it only counts that it does.
-    micro.try_in_a_child = lambda *given, **options: ""
+    micro.try_in_a_child = lambda *arguments, **options: ""
     for kind in kinds:
         print(json.dumps({"begins": kind}), flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -156,8 +156,8 @@ NOTES = {
 }
 
 
-def page(found: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
-    """docs/runtime-versions.md. found: rows by profile and version."""
+def page(results: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
+    """docs/runtime-versions.md. results: rows by profile and version."""
     lines = [
         "# Runtime versions",
         "",
@@ -175,7 +175,7 @@ def page(found: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
         "claimed differs here: `ai-edge-litert` 2.2 and `tflite-micro` 0.dev20261017. onnxruntime has no such floor:",
         "every version below agrees in 8 bits, and in 16 it computes in float.",
     ]
-    for profile, by_version in found.items():
+    for profile, by_version in results.items():
         lines += ["", f"## {TITLES[profile]}", ""]
         lines += [*textwrap.wrap(f"{sentence(by_version)} {NOTES.get(profile, '')}", 119), "", *table(by_version)]
     return "\n".join(lines) + "\n"
@@ -200,7 +200,7 @@ def main() -> int:
         return 0
     if arguments.write and arguments.runtimes != list(VERSIONS):
         parser.error("--write needs all runtimes")
-    found: dict[str, dict[str, list[Row]]] = {}
+    results: dict[str, dict[str, list[Row]]] = {}
     for name in arguments.runtimes:
         for version in VERSIONS[name]:
             folder = installed(name, version)
@@ -211,13 +211,13 @@ def main() -> int:
                 else:
                     rows = list(compare(folder, profile, arguments.count))
                     kept.write_text(json.dumps([asdict(row) for row in rows]))
-                found.setdefault(profile, {})[version] = rows
+                results.setdefault(profile, {})[version] = rows
                 differing, values = sum(row.differing for row in rows), sum(row.values for row in rows)
                 crashed = [row.kind for row in rows if row.crashed]
                 ends = f"; crashes: {', '.join(crashed)}" if crashed else ""
                 print(f"{name} {version} {profile}: {values:,} compared, {differing:,} differ{ends}", flush=True)
     if arguments.write:
-        PAGE.write_text(page(found, arguments.count), encoding="utf-8")
+        PAGE.write_text(page(results, arguments.count), encoding="utf-8")
     return 0
 
 

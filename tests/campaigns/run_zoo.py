@@ -145,13 +145,13 @@ def read_again(graph: Any, path: Path, codes: dict[str, np.ndarray]) -> dict[str
     for device in (name for name, profile in DEVICES.items() if profile.file == path.suffix):
         try:
             expected = deploy.simulate(graph, codes, device, graph.results())
-            found = deploy.simulate(again, codes, device, graph.results())
+            results = deploy.simulate(again, codes, device, graph.results())
         except Refusal as refusal:  # codes at which a runtime ends the process
             row["differing_kinds"][f"no results/{device}"] = str(refusal)
             continue
         for name in graph.results():
             row["values"] += expected[name].size
-            differing = int((expected[name] != found[name]).sum())
+            differing = int((expected[name] != results[name]).sum())
             row["differing"] += differing
             if differing:
                 row["differing_kinds"].setdefault(f"{kinds.get(name)}/{device}", name)
@@ -170,12 +170,12 @@ def networks() -> dict[str, Any]:
     import _tests_folder  # noqa: F401
     import plain_networks
 
-    found: dict[str, Any] = {f"plain {name}": build for name, build in plain_networks.NETWORKS.items()}
+    builders: dict[str, Any] = {f"plain {name}": build for name, build in plain_networks.NETWORKS.items()}
     if find_spec("torchvision") and find_spec("timm"):
         import zoo
 
-        found.update(zoo.builders())
-    return found
+        builders.update(zoo.builders())
+    return builders
 
 
 def one(name: str, reading: bool = False) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def main() -> int:
     print(f"{len(through)} of {len(rows)} went through, {len(exact)} of them without a difference in what is claimed; ")
     print(f"{sum(row['values'] for row in through):,} integers compared")
     if options.round_trip:
-        same, trained = (sum(bool(each) for each in found) for found in (
+        same, trained = (sum(bool(flag) for flag in flags) for flags in (
             [row["same_bytes"] for row in through], [row["trains"] == "yes" for row in through]
         ))  # fmt: skip
         print(f"{same} were written in the same bytes, {trained} train from their files")

@@ -115,9 +115,9 @@ def unpack(packages: Sequence[Path], target: Path) -> None:
 def _emulator(work: Path, target: Path) -> str:
     """A recent emulator: the system's, or Debian's newest."""
     for name in ("qemu-aarch64", "qemu-aarch64-static"):
-        found = shutil.which(name)
-        if found is not None and _emulator_version(found) >= OLDEST_EMULATOR:
-            return found
+        path = shutil.which(name)
+        if path is not None and _emulator_version(path) >= OLDEST_EMULATOR:
+            return path
     work.mkdir(parents=True)
     own = Path("/etc/apt/sources.list.d/debian.sources")
     uri, signed = "http://deb.debian.org/debian", "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -135,8 +135,8 @@ def _emulator(work: Path, target: Path) -> str:
 
 def _emulator_version(path: str) -> int:
     answer = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-    found = re.search(r"version (\d+)", answer)
-    return int(found[1]) if found else 0
+    match = re.search(r"version (\d+)", answer)
+    return int(match[1]) if match else 0
 
 
 def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path) -> None:

@@ -136,22 +136,22 @@ def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
             for operator in graph.operators:
                 sides = (operator.inputs, operator.outputs)
                 inputs, outputs = ([graph.tensors[name] for name in names] for names in sides)
-                given = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
+                operands = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
                 device = profile_named(profile).for_unsigned() if operator.unsigned else profile_named(profile)
                 arguments = (inputs, outputs, operator.attributes, device)
-                results = OPERATORS[operator.kind].all_results(given, *arguments)
+                results = OPERATORS[operator.kind].all_results(operands, *arguments)
                 expected.update(zip(written(operator.kind, operator.inputs, operator.outputs), results, strict=True))
         except Refusal:
             outcome.refused += 1
             continue
         for name, dot in ways():
             cpu.kernels, os.environ["EXACTQAT_DOT_PRODUCTS"] = cpu.load(name), dot
-            for tensor, found in Compiled(graph, profile).run(codes, graph.results()).items():
+            for tensor, result in Compiled(graph, profile).run(codes, graph.results()).items():
                 # Real numbers among them: what DEQUANTIZE makes.
                 wanted = expected[tensor]
-                unequal = (found != wanted) & ~(np.isnan(found) & np.isnan(wanted))
-                difference = np.abs(found[unequal].astype(np.float64) - wanted[unequal])
-                outcome.values += found.size
+                unequal = (result != wanted) & ~(np.isnan(result) & np.isnan(wanted))
+                difference = np.abs(result[unequal].astype(np.float64) - wanted[unequal])
+                outcome.values += result.size
                 outcome.differing += int(np.count_nonzero(unequal))
                 outcome.largest = max(outcome.largest, math.ceil(difference.max(initial=0)))
     cpu.kernels, os.environ["EXACTQAT_DOT_PRODUCTS"] = before
@@ -201,7 +201,7 @@ def keep(kind: str, profile: str, row: list[int]) -> None:
     if row[0]:
         content["results"][kind][profile] = row
     content["results"] = {
-        name: {each: rows[each] for each in PROFILES if each in rows}
+        name: {runtime: rows[runtime] for runtime in PROFILES if runtime in rows}
         for name in NAMES
         if (rows := content["results"].get(name))
     }

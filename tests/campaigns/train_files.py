@@ -43,7 +43,7 @@ def on_the_runtime(path: Path, inputs: list[np.ndarray]) -> list[np.ndarray]:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        return list(session.run(None, {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}))
+        return list(session.run(None, {port.name: x for port, x in zip(session.get_inputs(), inputs, strict=True)}))
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=1)
@@ -69,16 +69,16 @@ def trained(path: Path) -> dict[str, Any]:
     model = qat.prepare(file, keep_final_activation=True, device="xnnpack-x86")
     rng = np.random.default_rng(1)
 
-    def drawn(given: Any, count: int) -> np.ndarray:
-        shape = (count, *given.shape[1:])
-        return rng.integers(0, given.rows, shape) if given.rows else rng.standard_normal(shape).astype(np.float32)
+    def drawn(source: Any, count: int) -> np.ndarray:
+        shape = (count, *source.shape[1:])
+        return rng.integers(0, source.rows, shape) if source.rows else rng.standard_normal(shape).astype(np.float32)
 
-    one = [drawn(each, 1) for each in model.plan.inputs]
+    one = [drawn(source, 1) for source in model.plan.inputs]
     apart = max(
         float(np.abs(ours - theirs).max(initial=0) / max(np.abs(theirs).max(initial=0), 1e-30))
         for ours, theirs in zip(model.trained().float_results(*one), on_the_runtime(path, one), strict=True)
     )
-    batch = [torch.from_numpy(drawn(each, 4)) for each in model.plan.inputs]
+    batch = [torch.from_numpy(drawn(source, 4)) for source in model.plan.inputs]
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     for number in range(3):
         if number == 2:
@@ -86,7 +86,7 @@ def trained(path: Path) -> dict[str, Any]:
         optimizer.zero_grad()
         results = model(*batch)
         results = list(results.values()) if isinstance(results, dict) else [results]
-        real = [each.square().mean() for each in results if each.dtype.is_floating_point]
+        real = [result.square().mean() for result in results if result.dtype.is_floating_point]
         if real:  # indices have no gradient
             sum(real).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -109,8 +109,8 @@ def trained(path: Path) -> dict[str, Any]:
 
 def train_a_step(model: Any, batch: list[torch.Tensor]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    real = [each for each in torch.utils._pytree.tree_leaves(model.train()(*batch)) if each.dtype.is_floating_point]
-    sum(each.square().mean() for each in real).backward()
+    real = [leaf for leaf in torch.utils._pytree.tree_leaves(model.train()(*batch)) if leaf.dtype.is_floating_point]
+    sum(leaf.square().mean() for leaf in real).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
@@ -121,7 +121,7 @@ def on_the_files_integers(path: Path, model: Any) -> dict[str, Any]:
     from exactqat import deploy, qat
 
     reals = on_the_grid(model.plan)
-    batch = [torch.from_numpy(each) for each in reals]
+    batch = [torch.from_numpy(real) for real in reals]
     qat.freeze(model.eval())
     pairs = [*zip(results_of(model(*batch)), on_litert(path, reals, "xnnpack-x86"), strict=True)]
     train_a_step(model, batch)
@@ -141,18 +141,18 @@ def on_its_grids(path: Path, model: Any) -> dict[str, Any]:
     from exactqat import deploy, qat
 
     rng, reals = np.random.default_rng(1), []
-    for each in model.plan.inputs:
-        scale, zero_point = model.plan.grids[each.grid].fixed
-        codes = rng.integers(-128, 128, (8, *each.shape[1:]))
+    for source in model.plan.inputs:
+        scale, zero_point = model.plan.grids[source.grid].fixed
+        codes = rng.integers(-128, 128, (8, *source.shape[1:]))
         reals.append((codes - zero_point).astype(np.float32) * np.float32(scale))
     model.eval()
     qat.freeze(model)
-    found = model(*map(torch.from_numpy, reals))
-    found = list(found.values()) if isinstance(found, dict) else [found]
-    rows = [on_the_runtime(path, [each[row : row + 1] for each in reals]) for row in range(8)]
-    before = [(ours.detach().numpy(), np.concatenate(theirs)) for ours, theirs in zip(found, zip(*rows, strict=True),
+    results = model(*map(torch.from_numpy, reals))
+    results = list(results.values()) if isinstance(results, dict) else [results]
+    rows = [on_the_runtime(path, [real[row : row + 1] for real in reals]) for row in range(8)]
+    before = [(ours.detach().numpy(), np.concatenate(theirs)) for ours, theirs in zip(results, zip(*rows, strict=True),
                                                                                       strict=True)]  # fmt: skip
-    train_a_step(model, [torch.from_numpy(each) for each in reals])
+    train_a_step(model, [torch.from_numpy(real) for real in reals])
     graph = deploy.lower(model.eval())
     with tempfile.TemporaryDirectory() as folder:
         written = deploy.write_onnx(graph, Path(folder) / "trained.onnx")
@@ -179,7 +179,7 @@ def quantize(folder: Path, into: Path) -> None:
             import onnxruntime
 
             session, rng = onnxruntime.InferenceSession(str(path)), np.random.default_rng(0)
-            shapes = {each.name: (2, *each.shape[1:]) for each in session.get_inputs()}
+            shapes = {port.name: (2, *port.shape[1:]) for port in session.get_inputs()}
             self.batches = iter(
                 [{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in "12"]
             )
@@ -193,8 +193,8 @@ def quantize(folder: Path, into: Path) -> None:
                 ready = into / f"{path.stem}.ready"
                 tools.shape_inference.quant_pre_process(str(path), str(ready), skip_symbolic_shape=True)
                 types = {"activation_type": tools.QuantType.QUInt8, "weight_type": tools.QuantType.QInt8}
-                made = into / f"{path.stem}.{word}.onnx"
-                tools.quantize_static(str(ready), str(made), Batches(ready), per_channel=per_channel, **types)
+                target = into / f"{path.stem}.{word}.onnx"
+                tools.quantize_static(str(ready), str(target), Batches(ready), per_channel=per_channel, **types)
             except Exception as error:  # noqa: BLE001 - the tool's own
                 print(f"{path.name}: onnxruntime does not quantize it: {str(error).splitlines()[0][:120]}", flush=True)
             finally:

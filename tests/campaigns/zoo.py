@@ -126,9 +126,9 @@ def build(origin: str, name: str, size: int) -> tuple[nn.Module, tuple[torch.Ten
 
 def builders() -> dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]]:
     """For each line of the list a function that gives a model and its arguments."""
-    found = {}
+    networks = {}
     for line in LIST.read_text().splitlines():
         if line and not line.startswith("#"):
             origin, name, size = line.split()
-            found[f"{origin} {name}"] = functools.partial(build, origin, name, int(size))
-    return found
+            networks[f"{origin} {name}"] = functools.partial(build, origin, name, int(size))
+    return networks
