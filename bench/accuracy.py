@@ -75,29 +75,29 @@ class Case:
         return inputs[:CALIBRATION], targets[:CALIBRATION]
 
     def row(self, tool: str, note: str = "", **fields: Any) -> Row:
-        made = {"note": note, "weights": fingerprint(self.model), **fields}
-        return Row(self.name, self.seed, self.precision, tool, **made)
+        columns = {"note": note, "weights": fingerprint(self.model), **fields}
+        return Row(self.name, self.seed, self.precision, tool, **columns)
 
     def compared(
         self, tool: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, **fields: Any
     ) -> Row:
         """A row from the outputs on the test examples."""
         targets = self.parts[2][1]
-        scores = [None if each is None else self.task.metric(each, targets) for each in (predicted, runtime)]
+        scores = [None if outputs is None else self.task.metric(outputs, targets) for outputs in (predicted, runtime)]
         unlike = None
         if predicted is not None and runtime is not None:
             differ = answers(predicted) != answers(runtime)
             unlike = int(differ.reshape(len(differ), -1).any(1).sum())
         best = runtime if runtime is not None else predicted
         spread = None if best is None else interval(self.task, best, targets)
-        given = {"predicted": scores[0], "runtime": scores[1], "interval": spread, "unlike": unlike, **fields}
-        return self.row(tool, method=method, **given)
+        columns = {"predicted": scores[0], "runtime": scores[1], "interval": spread, "unlike": unlike, **fields}
+        return self.row(tool, method=method, **columns)
 
 
 def interval(task: Task, outputs: np.ndarray, targets: np.ndarray) -> float:
     """Half of the metric's 95 % interval: 1.96 standard errors of its mean over examples."""
-    each = [task.metric(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(targets))]
-    return 1.96 * float(np.std(each)) / len(each) ** 0.5
+    scores = [task.metric(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(targets))]
+    return 1.96 * float(np.std(scores)) / len(scores) ** 0.5
 
 
 def answers(outputs: np.ndarray) -> np.ndarray:
@@ -134,11 +134,11 @@ def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[d
     four = prepared([replace(rule, weight_bits=4) for rule in rules])
     work = tune.plan(four, judges, metric, multiply_adds="1G", weight_bits=[4], activation_bits=[8], keep=kept,
                      candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
-    found = tune.plan(
+    plan = tune.plan(
         prepared(rules), judges, metric, multiply_adds=math.ceil(work), activation_bits=[4, 8], keep=kept,
         candidates=8 if quick else 24, progress=False,
     )  # fmt: skip
-    return {name: list(point.rules) for name, point in zip(("", " even"), found.to_train, strict=False)}, note
+    return {name: list(point.rules) for name, point in zip(("", " even"), plan.to_train, strict=False)}, note
 
 
 def bits_of(precision: str) -> tuple[int, int]:
@@ -152,16 +152,16 @@ def ours(case: Case, quick: bool) -> Row:
     inputs = torch.from_numpy(case.parts[0][0])
 
     def prepared(rules: Any) -> Any:
-        made = qat.prepare(case.model, inputs[:2], rules, check=False)
-        qat.calibrate(made, [inputs[:CALIBRATION]])
-        return made
+        model = qat.prepare(case.model, inputs[:2], rules, check=False)
+        qat.calibrate(model, [inputs[:CALIBRATION]])
+        return model
 
     plans, note = rules_of(case, prepared, quick)
-    found: dict[str, deploy.Graph] = {}
+    graphs: dict[str, deploy.Graph] = {}
     budget = 30 if quick else 80
     for name, rules in plans.items():
         searched = tune.search(prepared(rules), case.calibration, case.task.metric, budget=budget, progress=False)
-        found[f"PTQ{name}"] = searched.graph
+        graphs[f"PTQ{name}"] = searched.graph
         # Training starts from what was searched, and learns the ranges too.
         learned = [replace(rule, ranges="learned") for rule in rules]
         for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
@@ -171,11 +171,11 @@ def ours(case: Case, quick: bool) -> Row:
             groups = qat.parameter_groups(network, rate, range_lr=rate)
             fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups, warm_up=True)
             qat.freeze(network)
-            found[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
+            graphs[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
     scores = {method: judged(case.task, on_device(graph, case.parts[1][0]), case.parts[1][1])
-              for method, graph in found.items()}  # fmt: skip
+              for method, graph in graphs.items()}  # fmt: skip
     best = max(scores, key=lambda method: scores[method])
-    graph, test = found[best], case.parts[2][0]
+    graph, test = graphs[best], case.parts[2][0]
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
         report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
@@ -198,15 +198,15 @@ def on_litert(graph: deploy.Graph, path: Path, inputs: np.ndarray) -> np.ndarray
 
     interpreter = Interpreter(model_path=str(path), num_threads=1)
     interpreter.allocate_tensors()
-    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (source,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
     (codes,) = deploy.input_codes(graph, inputs).values()
-    found = []
+    results = []
     for example in codes:
-        interpreter.set_tensor(given["index"], example[None])
+        interpreter.set_tensor(source["index"], example[None])
         interpreter.invoke()
-        found.append(interpreter.get_tensor(made["index"])[0])
+        results.append(interpreter.get_tensor(result["index"])[0])
     (output,) = graph.outputs
-    (values,) = deploy.output_values(graph, {output: np.stack(found)}).values()
+    (values,) = deploy.output_values(graph, {output: np.stack(results)}).values()
     return np.asarray(values)
 
 
@@ -258,7 +258,7 @@ def _answer(case: Case, peer: str, out: Path) -> Row:
         best = arrays.get(f"{method}/runtime/validation", arrays.get(f"{method}/predicted/validation"))
         assert best is not None
         scores[method] = judged(case.task, best, case.parts[1][1])
-    method = max(scores, key=lambda each: scores[each])
+    method = max(scores, key=lambda name: scores[name])
     predicted, runtime = (arrays.get(f"{method}/{how}/test") for how in ("predicted", "runtime"))
     metrics = {method: metric for method, (metric, _) in scores.items()}
     return case.compared(peer, method, predicted, runtime, methods=metrics)
@@ -273,22 +273,22 @@ def of_half_the_work(row: Row) -> Row:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(given: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
-    names, precisions = given.networks.split(","), given.precisions.split(",")
-    known = read(given.rows)
-    again = set(given.again.split(",")) if given.again else set()
+def run(flags: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
+    names, precisions = flags.networks.split(","), flags.precisions.split(",")
+    known = read(flags.rows)
+    again = set(flags.again.split(",")) if flags.again else set()
 
     def wanted(case: Case, tool: str) -> bool:
         row = known.get((case.name, case.seed, case.precision, tool))
         return tool in again or row is None or row.weights != fingerprint(case.model)
 
     def add(row: Row) -> None:
-        append(given.rows, row)
+        append(flags.rows, row)
         known[row.key] = row
         print(printed([row]).splitlines()[1], f"({row.seconds:.0f} s)", flush=True)
 
-    for seed in range(given.first_seed, given.seeds):
-        held = {name: kept(name, seed, given.work) for name in names}
+    for seed in range(flags.first_seed, flags.seeds):
+        held = {name: kept(name, seed, flags.work) for name in names}
         cases = [Case(name, seed, precision, *held[name]) for name in names for precision in precisions]
         for name in names:
             case = Case(name, seed, "float", *held[name])
@@ -300,11 +300,11 @@ def run(given: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
             if tool == OURS:
                 for case in due:
                     began = time.monotonic()
-                    add(replace(ours(case, given.quick), seconds=round(time.monotonic() - began, 1)))
+                    add(replace(ours(case, flags.quick), seconds=round(time.monotonic() - began, 1)))
                 continue
             if tool not in pythons:
                 continue
-            for row in theirs(tool, pythons[tool], [case for case in due if case.precision != "mixed"], given.quick):
+            for row in theirs(tool, pythons[tool], [case for case in due if case.precision != "mixed"], flags.quick):
                 add(row)
             for case in due:
                 key = (case.name, seed, "w4a8", tool)
@@ -326,24 +326,24 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "accuracy", help="trained networks are kept here")
     parser.add_argument("--again", metavar="TOOL[,TOOL]", help="measure the rows of these tools again")
     parser.add_argument("--page", action="store_true", help="write docs/accuracy.md's tables from the saved rows")
-    given = parser.parse_args()
+    flags = parser.parse_args()
     allowed = {"networks": TASKS, "precisions": PRECISIONS, "only": (OURS, *PEERS)}
     for option, values in allowed.items():
-        unknown = [each for each in getattr(given, option).split(",") if each not in values]
+        unknown = [word for word in getattr(flags, option).split(",") if word not in values]
         if unknown:
             parser.error(f"--{option} must be some of {', '.join(values)}, got {', '.join(unknown)}")
-    if given.page:
-        rows = list(read(given.rows).values())
+    if flags.page:
+        rows = list(read(flags.rows).values())
         if not rows:
-            parser.error(f"there are no rows in {given.rows}")
+            parser.error(f"there are no rows in {flags.rows}")
         text = page_text(rows, {name: task.title for name, task in TASKS.items()})
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text, BEGIN, END), encoding="utf-8")
         return
-    own = dict(each.partition("=")[::2] for each in given.peer)
-    pythons = {peer: python for peer in PEERS if (python := own.get(peer, given.peers))}
+    own = dict(peer.partition("=")[::2] for peer in flags.peer)
+    pythons = {peer: python for peer in PEERS if (python := own.get(peer, flags.peers))}
     torch.set_num_threads(1)
-    run(given, given.only.split(","), pythons)
-    print("\n".join(verdict(list(read(given.rows).values()))))
+    run(flags, flags.only.split(","), pythons)
+    print("\n".join(verdict(list(read(flags.rows).values()))))
 
 
 if __name__ == "__main__":

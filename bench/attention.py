@@ -56,7 +56,7 @@ class Row:
     seconds: tuple[int, int]
 
     def cells(self) -> tuple[str, ...]:
-        shares = (f"{100 * each:.1f}" for each in (self.plain, self.calibrated, self.trained))
+        shares = (f"{100 * score:.1f}" for score in (self.plain, self.calibrated, self.trained))
         return (self.network, str(self.seed), str(self.bits), *shares, f"{self.integers:,}", str(self.differing))
 
 
@@ -73,11 +73,11 @@ def on_the_device(task: Task, network: torch.nn.Module, test: tuple[Any, np.ndar
     graph = deploy.lower(network.eval())
     path = deploy.write_tflite(graph, folder / "model.tflite")
     several = inputs if isinstance(inputs, tuple) else (inputs,)
-    some = tuple(each[:COMPARED] for each in several)
+    some = tuple(array[:COMPARED] for array in several)
     report = deploy.verify(graph, path, device=DEVICE, data=some if len(some) > 1 else some[0], batch_size=50)
     (port,) = graph.signature.outputs
-    given = dict(zip([each.name for each in graph.signature.inputs], several, strict=True))
-    codes = deploy.input_codes(graph, given)
+    arrays = dict(zip([source.name for source in graph.signature.inputs], several, strict=True))
+    codes = deploy.input_codes(graph, arrays)
     simulated = deploy.simulate(graph, codes, DEVICE)
     runtime = on_litert(graph, path, codes)
     np.testing.assert_array_equal(simulated[graph.outputs[0]], runtime)
@@ -92,13 +92,13 @@ def on_litert(graph: deploy.Graph, path: Path, codes: Any) -> np.ndarray:
     interpreter = Interpreter(model_path=str(path), num_threads=1)
     interpreter.allocate_tensors()
     runner = interpreter.get_signature_runner()
-    details, found = runner.get_input_details(), []
+    details, results = runner.get_input_details(), []
     (output,) = runner.get_output_details()
     names = {port.name: name for port, name in zip(graph.signature.inputs, graph.inputs, strict=True)}
     for at in range(len(next(iter(codes.values())))):
-        given = {word: codes[names[word]][at : at + 1].astype(details[word]["dtype"]) for word in details}
-        found.append(runner(**given)[output])
-    return np.concatenate(found)
+        operands = {word: codes[names[word]][at : at + 1].astype(details[word]["dtype"]) for word in details}
+        results.append(runner(**operands)[output])
+    return np.concatenate(results)
 
 
 def measured(name: str, seed: int, bits: int, epochs: int) -> Row:
@@ -108,15 +108,15 @@ def measured(name: str, seed: int, bits: int, epochs: int) -> Row:
     model = trained_attention(name, seed, parts)
     after_float = time.monotonic()
     plain = task.metric(outputs_of(model, parts[2][0]), parts[2][1])
-    given = tensors_of(parts[0][0])
-    first = tuple(x[:2] for x in given)
-    batch = tuple(x[:CALIBRATION] for x in given)
+    tensors = tensors_of(parts[0][0])
+    first = tuple(x[:2] for x in tensors)
+    batch = tuple(x[:CALIBRATION] for x in tensors)
     rules = [qat.Rule()] if bits == 8 else [qat.Rule("input", activation_bits=8), qat.Rule(activation_bits=bits)]
 
     def prepared() -> Any:
-        made = qat.prepare(model.train(), first if len(first) > 1 else first[0], rules)
-        qat.calibrate(made, [batch if len(batch) > 1 else batch[0]])
-        return made
+        result = qat.prepare(model.train(), first if len(first) > 1 else first[0], rules)
+        qat.calibrate(result, [batch if len(batch) > 1 else batch[0]])
+        return result
 
     with tempfile.TemporaryDirectory() as place:
         network = prepared()
@@ -146,18 +146,18 @@ def main() -> None:
     parser.add_argument("--bits", type=int, choices=(8, 16), default=8, help="of what layers give; weights have 8")
     parser.add_argument("--epochs", type=int, default=8, help="of training with quantization")
     parser.add_argument("--save", type=Path, help="add the rows to this file, as JSON lines")
-    given = parser.parse_args()
-    names = given.networks.split(",")
+    options = parser.parse_args()
+    names = options.networks.split(",")
     if unknown := set(names) - set(ATTENTION):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     rows = []
     for name in names:
-        for seed in map(int, given.seeds.split(",")):
-            rows.append(measured(name, seed, given.bits, given.epochs))
+        for seed in map(int, options.seeds.split(",")):
+            rows.append(measured(name, seed, options.bits, options.epochs))
             print(f"{rows[-1].cells()} {rows[-1].seconds}", file=sys.stderr, flush=True)
-            if given.save is not None:
-                with given.save.open("a") as file:
+            if options.save is not None:
+                with options.save.open("a") as file:
                     file.write(json.dumps(asdict(rows[-1])) + "\n")
     print(printed(rows))
 

@@ -75,13 +75,13 @@ def compare(what: str, raw: str, operands: dict[str, np.ndarray], attributes: di
     try:
         for count in threads:
             eq.set_num_threads(count)
-            found = _answer(under_test, call)
-            if isinstance(expected, type) or isinstance(found, type):
-                late = unseen and isinstance(found, tuple) and all(np.isnan(result).all() for result in found)
-                if found != expected and not late:
-                    raise Red(f"{what}, {count} threads: got {found}, expected {expected}")
+            answer = _answer(under_test, call)
+            if isinstance(expected, type) or isinstance(answer, type):
+                late = unseen and isinstance(answer, tuple) and all(np.isnan(result).all() for result in answer)
+                if answer != expected and not late:
+                    raise Red(f"{what}, {count} threads: got {answer}, expected {expected}")
                 continue
-            for number, (result, wanted) in enumerate(zip(found, expected, strict=True)):
+            for number, (result, wanted) in enumerate(zip(answer, expected, strict=True)):
                 try:
                     assert_same_bits(result, wanted, what=f"{what}, result {number}, {count} threads")
                 except AssertionError as error:
@@ -120,22 +120,22 @@ def run(
     """
     from cases import cases  # of tests/
 
-    started, found = time.monotonic(), [0, 0]
+    started, counts = time.monotonic(), [0, 0]
     for raw in sorted({operation.raw for operation in operations}):
         for case in cases(raw):
             operands = {name: np.array(array, order="C") for name, array in case.operands.items()}
             compare(case.name, raw, operands, dict(case.attributes), under_test, threads, unseen=unseen)
-            found[0] += 1
+            counts[0] += 1
     waiting = [(operation.raw, _calls(operation, shapes_of(operation), 1)) for operation in operations]
     while waiting:
         for raw, calls in list(waiting):
             call = next(calls, None)
-            if call is None or (found[1] >= len(operations) and time.monotonic() - started > seconds):
+            if call is None or (counts[1] >= len(operations) and time.monotonic() - started > seconds):
                 waiting.remove((raw, calls))
             else:
                 compare(call[0], raw, call[1], call[2], under_test, threads)
-                found[1] += 1
-    return found[0], found[1]
+                counts[1] += 1
+    return counts[0], counts[1]
 
 
 def run_on_card(
@@ -145,7 +145,7 @@ def run_on_card(
     batch: int = BATCHES["cuda"][0],
 ) -> tuple[int, int]:
     """`run` for a GPU; then, with the CPU's kernels, the largest and the smallest layers that are timed."""
-    found, tensors = run([1], operations, under_test, seconds, unseen=True)
+    count, tensors = run([1], operations, under_test, seconds, unseen=True)
     cores = [len(os.sched_getaffinity(0))]
     for operation in operations:
         every: Iterable[Any] = depthwise_layers() if operation.group == "depthwise" else activations()
@@ -153,4 +153,4 @@ def run_on_card(
             what, operands, attributes = call
             compare(what, operation.raw, operands, attributes, under_test, cores, wanted_of=kernels)
             tensors += 1
-    return found, tensors
+    return count, tensors

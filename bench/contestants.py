@@ -178,8 +178,8 @@ class Jax:
         calls: Calls = {}
         for data_format in formats:
             variant, name = variants[data_format], f"jax.jit {data_format}".strip()
-            made = _arrays(variant)
-            every = [{name: self.module.numpy.asarray(array) for name, array in made.items()} for _ in range(sets)]
+            operands = _arrays(variant)
+            every = [{name: self.module.numpy.asarray(array) for name, array in operands.items()} for _ in range(sets)]
             compiled = self.module.jit(self._function(key, every[0], variant["attributes"]))
             if self.device != "cpu":
                 rotation = [partial(compiled, arrays) for arrays in every]
@@ -305,7 +305,7 @@ class Torch:
 
         def of_one_set() -> Calls:
             calls = self._copies(copied) if copied else {}
-            operands = {data_format: _tensors(self.module, made, self.device) for data_format, made in arrays.items()}
+            operands = {data_format: _tensors(self.module, data, self.device) for data_format, data in arrays.items()}
             if eager:
                 for data_format, variant in variants.items():
                     calls |= self._eager(key, data_format, operands[data_format], variant["attributes"])

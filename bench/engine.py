@@ -190,7 +190,7 @@ def rounded(times: dict[str, Any]) -> dict[str, Any]:
     """Four digits of a number; more would be noise."""
 
     def short(value: Any) -> Any:
-        return [short(each) for each in value] if isinstance(value, list) else float(f"{value:.4g}")
+        return [short(part) for part in value] if isinstance(value, list) else float(f"{value:.4g}")
 
     return {name: value if isinstance(value, int) else short(value) for name, value in times.items()}
 
@@ -231,7 +231,7 @@ def race(graph: deploy.Graph, content: bytes, batch: int, threads: int, options:
     theirs = LiteRT(content, threads).given(codes["x"])
     ready = {name: deploy.compile(graph, name) for name in options.profiles}
     calls: dict[str, Callable[[], object]] = {"litert": theirs}
-    calls |= {name: functools.partial(each.run, codes) for name, each in ready.items()}
+    calls |= {name: functools.partial(program.run, codes) for name, program in ready.items()}
     own = "xnnpack-x86" if platform.machine().lower() in ("x86_64", "amd64") else "xnnpack-arm64"
     expected = deploy.simulate(graph, codes, own)[graph.outputs[0]]
     if not np.array_equal(theirs(), expected):
@@ -327,19 +327,19 @@ def main() -> int:
         left = deploy.compile(graph, options.profiles[0]).without_kernels()
         row["without_kernels"] = sorted({op.kind for op in graph.operators if op.outputs[0] in left})
         for batch, threads in itertools.product(options.batches, options.threads):
-            found = race(graph, content, batch, threads, options)
-            row["times"].append({"images": batch, "threads": threads, **found})
-            cells = [f"{found[name][0]:.2f} ({found[name][1]:.2f})" for name in options.profiles]
-            table.add_row(network, dtype, str(batch), str(threads), f"{found['litert']:.2f}", *cells)
-            ratios[dtype] += [found[name][1] for name in options.profiles]
-            missed += sum(found[name][1] > LIMITS.get(batch, 2.0) for name in options.profiles)
+            figures = race(graph, content, batch, threads, options)
+            row["times"].append({"images": batch, "threads": threads, **figures})
+            cells = [f"{figures[name][0]:.2f} ({figures[name][1]:.2f})" for name in options.profiles]
+            table.add_row(network, dtype, str(batch), str(threads), f"{figures['litert']:.2f}", *cells)
+            ratios[dtype] += [figures[name][1] for name in options.profiles]
+            missed += sum(figures[name][1] > LIMITS.get(batch, 2.0) for name in options.profiles)
         if options.peers:
             row["peers"] = peers(graph, content)
             others = ", ".join(f"{name} {taken:.0f} ms" for name, taken in row["peers"].items())
             console.print(f"{network}, {dtype}: {others}")
         results.append(row)
     console.print(table)
-    means = {dtype: math.exp(statistics.fmean(map(math.log, each))) for dtype, each in ratios.items()}
+    means = {dtype: math.exp(statistics.fmean(map(math.log, factors))) for dtype, factors in ratios.items()}
     said = ", ".join(f"{dtype} {mean:.2f}" for dtype, mean in means.items())
     console.print(f"geometric mean {said} (at most 1.5); {missed} over their limit, {LIMITS}")
     for row in results:

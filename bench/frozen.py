@@ -28,10 +28,10 @@ from exactqat import qat
 INTEGERS, REAL = "the device's integers", "real numbers"
 
 
-def frozen(given: step.Task, profile: str) -> qat.PreparedModel:
+def frozen(case: step.Task, profile: str) -> qat.PreparedModel:
     """A network in its frozen phase."""
-    model = qat.prepare(given.model, given.images, device=profile).to(given.images.device)
-    qat.calibrate(model, [given.images])
+    model = qat.prepare(case.model, case.images, device=profile).to(case.images.device)
+    qat.calibrate(model, [case.images])
     qat.freeze(model)
     return model.train()
 
@@ -46,25 +46,25 @@ def in_real_numbers(model: qat.PreparedModel) -> Iterator[None]:
         model.profile = profile
 
 
-def training(model: qat.PreparedModel, given: step.Task) -> Callable[[], None]:
+def training(model: qat.PreparedModel, case: step.Task) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.other_parameters(), 1e-6)
 
     def run() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(given.images), given.labels).backward()
+        torch.nn.functional.cross_entropy(model(case.images), case.labels).backward()
         optimizer.step()
-        if given.images.is_cuda:
+        if case.images.is_cuda:
             torch.cuda.synchronize()
 
     return run
 
 
-def evaluation(model: qat.PreparedModel, given: step.Task) -> Callable[[], None]:
+def evaluation(model: qat.PreparedModel, case: step.Task) -> Callable[[], None]:
     def run() -> None:
         model.eval()
         with torch.no_grad():
-            model(given.images)
-        if given.images.is_cuda:
+            model(case.images)
+        if case.images.is_cuda:
             torch.cuda.synchronize()
         model.train()
 
@@ -81,19 +81,19 @@ def compared(integers: Callable[[], None], real: Callable[[], None], repeats: in
     """Seconds of every turn."""
     times: dict[str, list[float]] = {INTEGERS: [], REAL: []}
     for turn in range(repeats + 2):  # two to warm up
-        found = {INTEGERS: seconds(integers), REAL: seconds(real)}
+        pair = {INTEGERS: seconds(integers), REAL: seconds(real)}
         if turn >= 2:
-            for name, value in found.items():
+            for name, value in pair.items():
                 times[name].append(value)
     return times
 
 
-def raced(framework: str, given: step.Task, profile: str, repeats: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
+def raced(framework: str, case: step.Task, profile: str, repeats: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """A step and an evaluation, and seconds of every turn."""
     if framework == "torch":
-        model = frozen(given, profile)
+        model = frozen(case, profile)
         for what, make in (("step", training), ("evaluation", evaluation)):
-            run = make(model, given)
+            run = make(model, case)
 
             def real(run: Callable[[], None] = run) -> None:
                 with in_real_numbers(model):
@@ -103,9 +103,9 @@ def raced(framework: str, given: step.Task, profile: str, repeats: int) -> Itera
         return
     import frozen_elsewhere
 
-    layers = step.keras_layers(given.model, given.shape)
-    images, labels = given.images.permute(0, 2, 3, 1).contiguous().numpy(), given.labels.numpy()
-    sides = [frozen_elsewhere.KITS[framework](layers, images, labels, each) for each in (profile, None)]
+    layers = step.keras_layers(case.model, case.shape)
+    images, labels = case.images.permute(0, 2, 3, 1).contiguous().numpy(), case.labels.numpy()
+    sides = [frozen_elsewhere.KITS[framework](layers, images, labels, device) for device in (profile, None)]
     for what in ("step", "evaluation"):
         yield what, compared(*(side[what] for side in sides), repeats)
 
@@ -124,8 +124,8 @@ def main() -> None:
     table = Table("network", "profile", "", INTEGERS, REAL, "ratio", "spread")
     for network in options.networks:
         for profile in options.profiles:
-            given = step.task(network, options.device, options.images)
-            for what, times in raced(options.framework, given, profile, options.repeats):
+            case = step.task(network, options.device, options.images)
+            for what, times in raced(options.framework, case, profile, options.repeats):
                 ratios = sorted(a / b for a, b in zip(times[INTEGERS], times[REAL], strict=True))
                 medians = [f"{1e3 * statistics.median(times[name]):.1f} ms" for name in (INTEGERS, REAL)]
                 spread = f"{ratios[len(ratios) // 4]:.2f}..{ratios[-1 - len(ratios) // 4]:.2f}"

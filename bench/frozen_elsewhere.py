@@ -16,24 +16,24 @@ Runs = dict[str, Callable[[], None]]
 def parameters(layers: Layers, channels: int) -> dict[str, dict[str, np.ndarray]]:
     """Random ones, by layer. channels: of an image."""
     random, sizes = np.random.default_rng(0), {}
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for each in layers:
-        name, kind, settings = each["name"], each["kind"], each["settings"]
-        given = sizes[each["inputs"][0]] if each["inputs"] else channels
-        size = settings.get("filters", settings.get("units", given * settings.get("depth_multiplier", 1)))
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for layer in layers:
+        name, kind, settings = layer["name"], layer["kind"], layer["settings"]
+        depth = sizes[layer["inputs"][0]] if layer["inputs"] else channels
+        size = settings.get("filters", settings.get("units", depth * settings.get("depth_multiplier", 1)))
         sizes[name] = size
         if kind == "BatchNormalization":
             ones = np.ones(size, np.float32)
-            found[name] = {"scale": ones, "bias": 0 * ones, "mean": 0 * ones, "variance": ones}
+            weights[name] = {"scale": ones, "bias": 0 * ones, "mean": 0 * ones, "variance": ones}
             continue
-        shapes = {"Conv2D": (*settings.get("kernel_size", ()), given, size), "Dense": (given, size)}
+        shapes = {"Conv2D": (*settings.get("kernel_size", ()), depth, size), "Dense": (depth, size)}
         shapes["DepthwiseConv2D"] = (*settings.get("kernel_size", ()), 1, size)
         if kind in shapes:
             deviation = np.sqrt(2 / np.prod(shapes[kind][:-1]))
-            found[name] = {"kernel": (random.standard_normal(shapes[kind]) * deviation).astype(np.float32)}
+            weights[name] = {"kernel": (random.standard_normal(shapes[kind]) * deviation).astype(np.float32)}
             if settings.get("use_bias", True):
-                found[name]["bias"] = np.zeros(size, np.float32)
-    return found
+                weights[name]["bias"] = np.zeros(size, np.float32)
+    return weights
 
 
 def applied(layers: Layers) -> Callable[[Any, Any], Any]:
@@ -42,8 +42,8 @@ def applied(layers: Layers) -> Callable[[Any, Any], Any]:
 
     from exactqat.qat.jax import batch_norm
 
-    def layer(each: Mapping[str, Any], p: Mapping[str, Any], x: Any, *others: Any) -> Any:
-        kind, settings = each["kind"], each["settings"]
+    def layer(node: Mapping[str, Any], p: Mapping[str, Any], x: Any, *others: Any) -> Any:
+        kind, settings = node["kind"], node["settings"]
         if kind == "BatchNormalization":
             vectors = (p[name] for name in ("scale", "bias", "mean", "variance"))
             return batch_norm(x, *vectors, epsilon=settings["epsilon"], momentum=settings["momentum"])
@@ -65,9 +65,9 @@ def applied(layers: Layers) -> Callable[[Any, Any], Any]:
 
     def network(p: Mapping[str, Any], x: Any) -> Any:
         tensors: dict[str, Any] = {}
-        for each in layers:
-            operands = [tensors[name] for name in each["inputs"]]
-            tensors[each["name"]] = x if each["kind"] == "Input" else layer(each, p.get(each["name"], {}), *operands)
+        for node in layers:
+            operands = [tensors[name] for name in node["inputs"]]
+            tensors[node["name"]] = x if node["kind"] == "Input" else layer(node, p.get(node["name"], {}), *operands)
         return tensors[layers[-1]["name"]]
 
     return network

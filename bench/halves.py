@@ -69,16 +69,16 @@ def measure(threads: int, mib: int = MIB, turns: int = timing.TURNS) -> dict[str
                     call, moved = _calls(operation, data_format, images, dtype)
                     source, target = torch.ones(moved // 8), torch.ones(moved // 8)
                     contestants = {"kernel": call, "copy": partial(target.copy_, source)}
-                    pair = {who: partial(timing.turn, each) for who, each in contestants.items()}
-                    (found,) = timing.race([(pair, 0.0)], turns)
+                    pair = {who: partial(timing.turn, function) for who, function in contestants.items()}
+                    (results,) = timing.race([(pair, 0.0)], turns)
                     rows.append(
                         {
                             "operation": operation.key,
                             "format": data_format,
                             "dtype": name,
                             "bytes": moved,
-                            "seconds": found["kernel"].median,
-                            "of_copy": found["copy"].median / found["kernel"].median,
+                            "seconds": results["kernel"].median,
+                            "of_copy": results["copy"].median / results["kernel"].median,
                             "goal": GOAL if operation.group in ELEMENTWISE else None,
                         }
                     )

@@ -71,8 +71,8 @@ def measure(threads: int, elements: int = ELEMENTS) -> dict[str, Any]:
             next(call for label, (_, call) in calls.items() if label.startswith(f"{name},"))()
             # Pieces at the start, about 2**31 elements, and at the end.
             for number in {0, (2**31 - 1) // PIECE, 2**31 // PIECE, elements // PIECE - 1}:
-                found = x[number * PIECE : (number + 1) * PIECE]
-                if found.size and not np.array_equal(found.view(np.uint32), wanted.view(np.uint32)):
+                part = x[number * PIECE : (number + 1) * PIECE]
+                if part.size and not np.array_equal(part.view(np.uint32), wanted.view(np.uint32)):
                     raise RuntimeError(f"{name} of {elements} elements differs from the reference in piece {number}")
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(REPEATS):

@@ -245,13 +245,13 @@ def repeats(network: str) -> dict[str, Counter[str]]:
 
 
 def _distinct(key: Callable[[Layer], tuple], wanted: Callable[[Layer], bool]) -> dict:
-    found: dict[tuple, list[str]] = {}
+    groups: dict[tuple, list[str]] = {}
     for network, table in NETWORKS.items():
         for layer in filter(wanted, table()):
-            networks = found.setdefault(key(layer), [])
+            networks = groups.setdefault(key(layer), [])
             if network not in networks:
                 networks.append(network)
-    return found
+    return groups
 
 
 def by_elements(sizes: dict[Activation, list[str]]) -> dict[Activation, list[str]]:

@@ -24,18 +24,18 @@ STEPS = 4
 def compare(network: str) -> dict[str, Any]:
     """MiB of each contestant's step."""
     images, _ = TASKS[network]
-    found = {}
+    sizes = {}
     for contestant in CONTESTANTS:
         command = [sys.executable, str(Path(__file__).resolve()), network, contestant]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the step of {network}, {contestant}, failed:\n{done.stderr[-3000:]}")
-        found[contestant] = json.loads(done.stdout.splitlines()[-1])
+        sizes[contestant] = json.loads(done.stdout.splitlines()[-1])
     return {
         "network": network,
         "images": "x".join(map(str, images)),
         "how": "Rise of the resident set to its peak, each in a fresh process.",
-        "step_mib": found,
+        "step_mib": sizes,
     }
 
 

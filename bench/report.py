@@ -133,8 +133,8 @@ def print_rows(console: Console, operation: Operation, threads: int, rows: Seque
 
 
 def _cell(rows: Sequence[Row], peers: Sequence[str] | None, kind: str = "fresh") -> str:
-    found = summarize(rows, lambda row: ratio(row, peers, kind))
-    return "–" if found is None else f"{factor(found.mean)} ({factor(found.worst)})"
+    result = summarize(rows, lambda row: ratio(row, peers, kind))
+    return "–" if result is None else f"{factor(result.mean)} ({factor(result.worst)})"
 
 
 SUMMARY_COLUMNS = {
@@ -375,9 +375,9 @@ def network_table(rows: Sequence[Row]) -> list[str]:
 
 def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """A page with the table between its markers."""
-    head, found, rest = text.partition(begin)
+    head, marker, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
-    if not found or not closed:
+    if not marker or not closed:
         raise ValueError(f"the page must contain the lines {begin} and {end}")
     return f"{head}{begin}\n{table}\n{end}{tail}"
 

@@ -86,18 +86,18 @@ def plan(quick: bool, only: Sequence[str] = (), device: str = "cpu") -> list[Ite
     for operation in OPERATIONS:
         if only and operation.key not in only:
             continue
-        found: Any = depthwise if operation.group == "depthwise" else activations
-        chosen = list(found)
+        table: Any = depthwise if operation.group == "depthwise" else activations
+        chosen = list(table)
         if operation.group == "whole tensor":
-            found = layers.by_elements(activations)
-            chosen = layers.spread(found, WHOLE_TENSOR_SIZES)
+            table = layers.by_elements(activations)
+            chosen = layers.spread(table, WHOLE_TENSOR_SIZES)
         if quick:
             chosen = layers.spread(chosen, QUICK_LAYERS)
         for_compilers = layers.spread(chosen, 1 if quick else COMPILED[operation.group])
         for batch in (middle,) if quick else layers.BATCHES[device]:
             for layer in chosen:
                 calls = {form: operation.call(layer, batch, form) for form in operation.formats}
-                item = Item(operation, str(layer), batch, found[layer], calls)
+                item = Item(operation, str(layer), batch, table[layer], calls)
                 if layer in for_compilers and batch == middle:
                     # On a CPU XLA's depthwise convolution takes a hundred times as long; in one layout it is seen.
                     slow = operation.group == "depthwise" and device == "cpu"
@@ -156,19 +156,19 @@ def race(
     else:  # whose time is not that of the cores
         times, disturbed = timing.race(watched), 0.0
     measured = {
-        (name, contestant): found
+        (name, contestant): spread
         for name, of_group in zip(groups, times, strict=True)
-        for contestant, found in of_group.items()
+        for contestant, spread in of_group.items()
     }
     for worker in workers.values():
         worker.ask("drop")
     rows = []
     peers = {
-        contestant: list(found)
-        for (name, contestant), found in measured.items()
+        contestant: list(spread)
+        for (name, contestant), spread in measured.items()
         if name not in ("exactqat", "base") and not contestant.startswith("copy")
     }
-    copies = [found for (_, contestant), found in measured.items() if contestant.startswith("copy")]
+    copies = [spread for (_, contestant), spread in measured.items() if contestant.startswith("copy")]
     for form, (operands, _) in item.calls.items():
         row: summary.Row = {
             "operation": operation.key,
@@ -204,10 +204,10 @@ def undisturbed(
     best, least = None, math.inf
     for repeat in range(REPEATS + 1):
         begun, watch = time.monotonic(), others.Watch(processes)
-        found = timing.race(groups)
+        rounds = timing.race(groups)
         share = watch.share()
         if share < least:
-            best, least = found, share
+            best, least = rounds, share
         if repeat:
             seconds_for_repeats -= time.monotonic() - begun
         if least <= TOLERATED or seconds_for_repeats <= 0:
@@ -302,10 +302,10 @@ def _only_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
 
 
 def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parse(words)
     path = options.json or RESULTS / f"{machine(options.gpu)}.json"
-    if options.readme and not set(given) - {"--readme", "--json", str(options.json)}:
+    if options.readme and not set(words) - {"--readme", "--json", str(options.json)}:
         report.write_pages(ROOT / "README.md", ROOT / "docs" / "performance.md", path)
         return 0
     console = report.console()
@@ -405,13 +405,13 @@ def training_step() -> dict[str, Any]:
     import torch
 
     card.prepare(torch)
-    given = step.task("mobilenet_v2", "cuda", STEP_BATCH)
+    case = step.task("mobilenet_v2", "cuda", STEP_BATCH)
     names = [step.TORCH_FLOAT, step.OUR_FLOAT, *(step.OUR_QAT.format(ranges) for ranges in ("ema", "learned"))]
-    calls = {name: step.timed(step.step(step.CONTESTANTS[name](given), given)) for name in names}
+    calls = {name: step.timed(step.step(step.CONTESTANTS[name](case), case)) for name in names}
     times = step.race(calls, STEP_REPEATS)
     calls.clear()
     torch.cuda.empty_cache()
-    return {"network": "mobilenet_v2", "images": list(given.images.shape), "steps": step.rows_of(times)}
+    return {"network": "mobilenet_v2", "images": list(case.images.shape), "steps": step.rows_of(times)}
 
 
 def _collect(

@@ -80,7 +80,7 @@ def _rows(
     batch, _, name = tensor.partition("x")
     layouts = [contestant.removeprefix("fresh").strip() for contestant in times if contestant.startswith("fresh")]
     ours = {f"{side}{kind} {form}".strip() for side in ("", BASE) for kind in OURS for form in layouts}
-    peers = {who: found for who, found in times.items() if who not in ours | {"copy"}}
+    peers = {who: spread for who, spread in times.items() if who not in ours | {"copy"}}
     rows = []
     for form in layouts:
         row = {

@@ -119,9 +119,9 @@ def exchanged(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def torch_float(given: Task) -> nn.Module:
+def torch_float(case: Task) -> nn.Module:
     """The network built of torch.nn's convolutions."""
-    model = copy.deepcopy(given.model)
+    model = copy.deepcopy(case.model)
     paddings: dict[nn.Module, tuple[int, int]] = {}
 
     def note(module: qat.Conv2d, inputs: tuple[torch.Tensor]) -> None:
@@ -130,7 +130,7 @@ def torch_float(given: Task) -> nn.Module:
 
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, qat.Conv2d)]
     with torch.no_grad():
-        model.eval()(given.images[:1])
+        model.eval()(case.images[:1])
     for hook in hooks:
         hook.remove()
     order = iter(list(paddings.values()))
@@ -148,7 +148,7 @@ def torch_float(given: Task) -> nn.Module:
     return exchanged(model, plain)
 
 
-def our_float(given: Task) -> nn.Module:
+def our_float(case: Task) -> nn.Module:
     """The network with this library's batch norm; its convolutions are this library's already."""
 
     def ours(module: nn.Module) -> nn.Module | None:
@@ -158,10 +158,10 @@ def our_float(given: Task) -> nn.Module:
         norm.load_state_dict(module.state_dict())
         return norm.to(module.weight.device)
 
-    return exchanged(given.model, ours)
+    return exchanged(case.model, ours)
 
 
-def torch_qat(given: Task, learned: bool) -> nn.Module:
+def torch_qat(case: Task, learned: bool) -> nn.Module:
     """torch.ao's eager quantization-aware training, fused as far as it can.
 
     Args:
@@ -170,7 +170,7 @@ def torch_qat(given: Task, learned: bool) -> nn.Module:
     from torch.ao import quantization
     from torch.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize as Learnable
 
-    model = exchanged(torch_float(given), lambda module: nn.ReLU() if isinstance(module, nn.ReLU6) else None).train()
+    model = exchanged(torch_float(case), lambda module: nn.ReLU() if isinstance(module, nn.ReLU6) else None).train()
     kinds = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
     groups = []
     for path, parent in model.named_modules():
@@ -206,17 +206,17 @@ def torch_qat(given: Task, learned: bool) -> nn.Module:
         if learned:
             # As ours are calibrated: one look at the data, then gradients alone decide.
             with torch.no_grad():
-                prepared(given.images)
+                prepared(case.images)
             for module in prepared.modules():
                 if isinstance(module, Learnable):
                     module.enable_param_learning()
     return prepared
 
 
-def our_qat(given: Task, ranges: str) -> nn.Module:
+def our_qat(case: Task, ranges: str) -> nn.Module:
     """This library's quantization-aware training; `ranges` is a policy, or "frozen" for the last phase."""
-    prepared = qat.prepare(given.model, given.images[:2], [qat.Rule(ranges="ema" if ranges == "frozen" else ranges)])
-    qat.calibrate(prepared, [given.images])
+    prepared = qat.prepare(case.model, case.images[:2], [qat.Rule(ranges="ema" if ranges == "frozen" else ranges)])
+    qat.calibrate(prepared, [case.images])
     if ranges == "frozen":
         qat.freeze(prepared)
     return prepared
@@ -225,18 +225,18 @@ def our_qat(given: Task, ranges: str) -> nn.Module:
 CONTESTANTS: dict[str, Callable[[Task], nn.Module]] = {
     TORCH_FLOAT: torch_float,
     OUR_FLOAT: our_float,
-    TORCH_OBSERVED: lambda given: torch_qat(given, learned=False),
-    TORCH_LEARNED: lambda given: torch_qat(given, learned=True),
-    OUR_QAT.format("ema"): lambda given: our_qat(given, "ema"),
-    OUR_QAT.format("learned"): lambda given: our_qat(given, "learned"),
-    OUR_QAT.format("frozen"): lambda given: our_qat(given, "frozen"),
+    TORCH_OBSERVED: lambda case: torch_qat(case, learned=False),
+    TORCH_LEARNED: lambda case: torch_qat(case, learned=True),
+    OUR_QAT.format("ema"): lambda case: our_qat(case, "ema"),
+    OUR_QAT.format("learned"): lambda case: our_qat(case, "learned"),
+    OUR_QAT.format("frozen"): lambda case: our_qat(case, "frozen"),
 }
 
 
 COMPILED = (TORCH_FLOAT, OUR_FLOAT, OUR_QAT.format("ema"), OUR_QAT.format("learned"))
 
 
-def step(model: nn.Module, given: Task) -> Step:
+def step(model: nn.Module, case: Task) -> Step:
     """One training step, to be called again and again."""
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -244,15 +244,15 @@ def step(model: nn.Module, given: Task) -> Step:
 
     def run() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(given.images), given.labels).backward()
+        F.cross_entropy(model(case.images), case.labels).backward()
         optimizer.step()
-        if given.images.is_cuda:
+        if case.images.is_cuda:
             torch.cuda.synchronize()
 
     return run
 
 
-def steps(given: Task, compiled: bool = False, names: Sequence[str] | None = None) -> dict[str, Step]:
+def steps(case: Task, compiled: bool = False, names: Sequence[str] | None = None) -> dict[str, Step]:
     """The step of every contestant in this process, or of those named; compiled: of those in COMPILED by torch.compile,
     too."""
     entries = {}
@@ -260,13 +260,13 @@ def steps(given: Task, compiled: bool = False, names: Sequence[str] | None = Non
         if names is not None and name not in names:
             continue
         try:
-            entries[name] = step(build(given), given)
+            entries[name] = step(build(case), case)
         except ImportError:
             print(f"{name}: left out, this PyTorch has no torch.ao.quantization")
     for name in COMPILED if compiled else ():
         # Where sizes change between networks of the same code, PyTorch would go on with sizes that it does not know.
-        compiled_model = torch.compile(CONTESTANTS[name](given).train(), fullgraph=True, dynamic=False)
-        entries[f"{name}, compiled"] = step(compiled_model, given)  # type: ignore[arg-type]
+        compiled_model = torch.compile(CONTESTANTS[name](case).train(), fullgraph=True, dynamic=False)
+        entries[f"{name}, compiled"] = step(compiled_model, case)  # type: ignore[arg-type]
     return entries
 
 
@@ -320,7 +320,7 @@ def keras_layers(model: nn.Module, shape: Sequence[int]) -> list[dict[str, Any]]
 
 
 @contextmanager
-def tensorflow_steps(python: str, network: str, given: Task, threads: int) -> Iterator[tuple[dict[str, Any], Any]]:
+def tensorflow_steps(python: str, network: str, case: Task, threads: int) -> Iterator[tuple[dict[str, Any], Any]]:
     """TensorFlow in another process: its versions, and a function that makes one step of a network by name and gives
     its seconds, taken over there.
 
@@ -328,9 +328,9 @@ def tensorflow_steps(python: str, network: str, given: Task, threads: int) -> It
         RuntimeError: the process ends, or builds another network; the message holds what it wrote.
     """
     _, batch, classes = TASKS[network]
-    channels, height, width = given.shape
+    channels, height, width = case.shape
     content = {
-        "layers": keras_layers(given.model, given.shape),
+        "layers": keras_layers(case.model, case.shape),
         "image": (height, width, channels),
         "batch": batch,
         "classes": classes,
@@ -358,8 +358,8 @@ def tensorflow_steps(python: str, network: str, given: Task, threads: int) -> It
         try:
             ready = ask(json.dumps(content))
             # Keras counts the running statistics too.
-            expected = sum(p.numel() for p in given.model.parameters()) + sum(
-                2 * module.num_features for module in given.model.modules() if isinstance(module, nn.BatchNorm2d)
+            expected = sum(p.numel() for p in case.model.parameters()) + sum(
+                2 * module.num_features for module in case.model.modules() if isinstance(module, nn.BatchNorm2d)
             )
             if ready["parameters"] != expected:
                 raise RuntimeError(f"Keras' network has {ready['parameters']} parameters, ours {expected}")
@@ -397,7 +397,7 @@ def timed(call: Step) -> Callable[[], float]:
     return run
 
 
-def saved_bytes(model: nn.Module, given: Task) -> int:
+def saved_bytes(model: nn.Module, case: Task) -> int:
     """Bytes of all memory that autograd keeps between forward and backward, parameters and statistics left out.
 
     Tensors that share memory count once.
@@ -413,32 +413,32 @@ def saved_bytes(model: nn.Module, given: Task) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        F.cross_entropy(model(given.images), given.labels)
+        F.cross_entropy(model(case.images), case.labels)
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
 
 
 def resident(name: str) -> int:
     """Bytes of this process: VmRSS now, VmHWM at its peak; 0 where the kernel does not tell."""
     status = Path("/proc/self/status")
-    found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text(), re.M) if status.exists() else None
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(rf"^{name}:\s+(\d+) kB", status.read_text(), re.M) if status.exists() else None
+    return int(match[1]) * 1024 if match else 0
 
 
 def memory_of(network: str, name: str, device: str) -> dict[str, int]:
     """Both figures for one contestant; in a fresh process, as a peak remembers everything that was before."""
     imported = resident("VmRSS")
-    given = task(network, device)
-    model = CONTESTANTS[name](given)
-    call = step(model, given)
+    case = task(network, device)
+    model = CONTESTANTS[name](case)
+    call = step(model, case)
     for _ in range(STEPS_FOR_MEMORY):
         call()
     peak = resident("VmHWM") - imported
-    return {"saved_bytes": saved_bytes(model, given), "resident_peak_bytes": peak}
+    return {"saved_bytes": saved_bytes(model, case), "resident_peak_bytes": peak}
 
 
 def memory(network: str, options: argparse.Namespace) -> dict[str, dict[str, int]]:
     """`memory_of` every contestant."""
-    found = {}
+    rows = {}
     for name in CONTESTANTS:
         command = [
             sys.executable, __file__, "--networks", network, "--memory-of", name,
@@ -446,10 +446,10 @@ def memory(network: str, options: argparse.Namespace) -> dict[str, dict[str, int
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            found[name] = json.loads(done.stdout.splitlines()[-1])
+            rows[name] = json.loads(done.stdout.splitlines()[-1])
         else:
             print(f"{name}: memory left out: {done.stderr.strip().splitlines()[-1:]}")
-    return found
+    return rows
 
 
 def rows_of(times: dict[str, list[float]]) -> list[dict[str, Any]]:
@@ -481,7 +481,7 @@ def print_times(rows: list[dict[str, Any]], title: str) -> None:
     Console(width=WIDTH).print(table)
 
 
-def print_memory(found: dict[str, dict[str, int]], title: str) -> None:
+def print_memory(rows: dict[str, dict[str, int]], title: str) -> None:
     table = Table(
         title=f"{title}\nsaved: kept by autograd from forward to backward, parameters left out\n"
         f"resident: peak of a fresh process that builds the network and makes {STEPS_FOR_MEMORY} steps, above that of "
@@ -491,10 +491,10 @@ def print_memory(found: dict[str, dict[str, int]], title: str) -> None:
     table.add_column("contestant", no_wrap=True)
     for column in ("saved MiB", f"/ {TORCH_FLOAT}", "resident MiB", f"/ {TORCH_FLOAT} "):
         table.add_column(column, justify="right")
-    for name, figures in found.items():
+    for name, figures in rows.items():
         cells = []
         for key in ("saved_bytes", "resident_peak_bytes"):
-            base = found.get(TORCH_FLOAT, {}).get(key)
+            base = rows.get(TORCH_FLOAT, {}).get(key)
             cells += [f"{figures[key] / 2**20:.1f}", f"{figures[key] / base:.2f}" if base else "–"]
         table.add_row(name, *cells)
     Console(width=WIDTH).print(table)
@@ -539,12 +539,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.tfmot:
         print(f"{TENSORFLOW_FLOAT}, {TFMOT}: left out, no --tfmot PYTHON given")
     for network in options.networks:
-        given = task(network, device)
-        size = f"{network}, images {'x'.join(map(str, given.images.shape))}"
-        entries = {name: timed(call) for name, call in steps(given, options.compile, options.contestants).items()}
+        case = task(network, device)
+        size = f"{network}, images {'x'.join(map(str, case.images.shape))}"
+        entries = {name: timed(call) for name, call in steps(case, options.compile, options.contestants).items()}
         if options.tfmot:
-            with tensorflow_steps(options.tfmot, network, given, options.threads) as (found, ask):
-                versions |= found
+            with tensorflow_steps(options.tfmot, network, case, options.threads) as (releases, ask):
+                versions |= releases
                 for name in (TENSORFLOW_FLOAT, TFMOT):
                     entries[name] = lambda name=name, ask=ask: ask(name)  # type: ignore[misc]
                 times = race(entries, options.repeats)
@@ -552,7 +552,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             times = race(entries, options.repeats)
         rows = rows_of(times)
         print_times(rows, f"{size}: one training step, medians of {options.repeats}, {options.threads} threads")
-        result = {"network": network, "images": list(given.images.shape), "steps": rows}
+        result = {"network": network, "images": list(case.images.shape), "steps": rows}
         if options.memory:
             result["memory"] = memory(network, options)
             print_memory(result["memory"], f"{size}: memory of one training step")

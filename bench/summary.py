@@ -58,8 +58,8 @@ def family(peer: str) -> str:
 
 def ratio(row: Row, families: Sequence[str] | None = None, kind: str = "fresh") -> float | None:
     """Against the best of the peers, or of those of some families, each in its best layout; None if none took part."""
-    found = [ratios[kind] for name, ratios in row["ratios"].items() if families is None or family(name) in families]
-    return min(found, default=None)
+    factors = [ratios[kind] for name, ratios in row["ratios"].items() if families is None or family(name) in families]
+    return min(factors, default=None)
 
 
 class Summary(NamedTuple):
@@ -110,18 +110,18 @@ def network_sums(rows: Iterable[Row]) -> dict[str, float]:
     rows: of one operation, layout, batch and number of threads. A peer keeps one layout for the whole network.
     Networks with a layer that was not timed are left out.
     """
-    found = {row["tensor"]: row for row in rows}
-    if not found:
+    index = {row["tensor"]: row for row in rows}
+    if not index:
         return {}
-    group = BY_KEY[next(iter(found.values()))["operation"]].group
+    group = BY_KEY[next(iter(index.values()))["operation"]].group
     sums = {}
     for network in layers.NETWORKS:
         repeats = layers.repeats(network)[group]
-        if not repeats or not set(repeats) <= set(found):
+        if not repeats or not set(repeats) <= set(index):
             continue
-        peers = set.intersection(*(set(found[tensor]["peers"]) for tensor in repeats))
-        theirs = [sum(count * found[tensor]["peers"][peer][0] for tensor, count in repeats.items()) for peer in peers]
-        ours = sum(count * found[tensor]["fresh"][0] for tensor, count in repeats.items())
+        peers = set.intersection(*(set(index[tensor]["peers"]) for tensor in repeats))
+        theirs = [sum(count * index[tensor]["peers"][peer][0] for tensor, count in repeats.items()) for peer in peers]
+        ours = sum(count * index[tensor]["fresh"][0] for tensor, count in repeats.items())
         if theirs:
             sums[network] = min(theirs) / ours
     return sums
@@ -165,12 +165,12 @@ class Goal(NamedTuple):
     met: bool | None
 
 
-def _goal(title: str, threads: int, wanted: float, found: Summary | None, floor: float | None = None) -> Goal:
+def _goal(title: str, threads: int, wanted: float, spread: Summary | None, floor: float | None = None) -> Goal:
     """On the geometric mean, and on the worst row too where there is a floor."""
-    if found is None:
+    if spread is None:
         return Goal(title, threads, wanted, "x", None, None, "", None)
-    met = found.mean >= wanted and (floor is None or found.worst >= floor)
-    return Goal(title, threads, wanted, "x", found.mean, found.worst, found.where, met)
+    met = spread.mean >= wanted and (floor is None or spread.worst >= floor)
+    return Goal(title, threads, wanted, "x", spread.mean, spread.worst, spread.where, met)
 
 
 MEGABYTE = 1e6
@@ -192,12 +192,12 @@ def goals(rows: Sequence[Row], overhead: dict[str, Sequence[float]]) -> list[Goa
             and row["tensor_bytes"] >= MEGABYTE
             and BY_KEY[row["operation"]].group in ("whole tensor", "per channel")
         ]
-        found = summarize(large, lambda row: row["fraction"])
+        spread = summarize(large, lambda row: row["fraction"])
         title = "elementwise, preallocated, each tensor from 1 MB: of copy bandwidth"
-        if found is not None:
+        if spread is not None:
             # Every tensor has to reach it, so the worst decides.
             result.append(
-                Goal(title, threads, 80, "%", 100 * found.mean, 100 * found.worst, found.where, found.worst >= 0.8)
+                Goal(title, threads, 80, "%", 100 * spread.mean, 100 * spread.worst, spread.where, spread.worst >= 0.8)
             )
         else:
             result.append(Goal(title, threads, 80, "%", None, None, "", None))
@@ -217,8 +217,8 @@ def goals(rows: Sequence[Row], overhead: dict[str, Sequence[float]]) -> list[Goa
                     title = f"{operation.title}, {form} / best peer, no layer below 1"
                     result.append(_goal(title, threads, 1.5, summarize(among, ratio), floor=1.0))
                     if operation.group == "depthwise":
-                        found = summarize(among, lambda row: ratio(row, ("jax.jit",)))
-                        result.append(_goal(f"{operation.title}, {form} / jax.jit", threads, 30, found))
+                        spread = summarize(among, lambda row: ratio(row, ("jax.jit",)))
+                        result.append(_goal(f"{operation.title}, {form} / jax.jit", threads, 30, spread))
         result += _network_goals(rows, threads)
     first = {goal.title: number for number, goal in reversed(list(enumerate(result)))}
     result.sort(key=lambda goal: first[goal.title])
@@ -235,8 +235,8 @@ LARGE = 64e6  # bytes of a tensor that fills a GPU
 
 def forward_and_gradient(forward: Sequence[Row], gradient: Sequence[Row]) -> Summary | None:
     """Both calls of each layer together, against the best of the peers that make both."""
-    found = {(row["tensor"], row["batch"]): row for row in gradient}
-    pairs = [(row, found[row["tensor"], row["batch"]]) for row in forward if (row["tensor"], row["batch"]) in found]
+    index = {(row["tensor"], row["batch"]): row for row in gradient}
+    pairs = [(row, index[row["tensor"], row["batch"]]) for row in forward if (row["tensor"], row["batch"]) in index]
 
     def measure(pair: Row) -> float | None:
         rows = pair["pair"]
@@ -268,13 +268,13 @@ def goals_on_card(rows: Sequence[Row], step: dict[str, Any] | None) -> list[Goal
             for row in simple
             if row["operation"].endswith("_gradient") is gradients and row["tensor_bytes"] >= LARGE
         ]
-        found = summarize(large, lambda row: row["fraction"])
+        spread = summarize(large, lambda row: row["fraction"])
         title = f"{what}, range given, each tensor from 64 MB: of copy bandwidth"
-        if found is None:
+        if spread is None:
             result.append(Goal(title, 1, 85, "%", None, None, "", None))
         else:
-            met = found.worst >= 0.85  # every tensor has to reach it
-            result.append(Goal(title, 1, 85, "%", 100 * found.mean, 100 * found.worst, found.where, met))
+            met = spread.worst >= 0.85  # every tensor has to reach it
+            result.append(Goal(title, 1, 85, "%", 100 * spread.mean, 100 * spread.worst, spread.where, met))
     for form in BY_KEY["batch_norm"].formats:
         both = [select(rows, key, 1, form) for key in ("batch_norm", "batch_norm_gradient")]
         title = f"batch norm, training, forward and gradient, {form} / best peer"
@@ -282,9 +282,9 @@ def goals_on_card(rows: Sequence[Row], step: dict[str, Any] | None) -> list[Goal
     for operation in OPERATIONS:
         if operation.group == "depthwise":
             for form in operation.formats:
-                found = summarize(select(rows, operation.key, 1, form), lambda row: ratio(row, ("PyTorch",)))
+                spread = summarize(select(rows, operation.key, 1, form), lambda row: ratio(row, ("PyTorch",)))
                 title = f"{operation.title}, {form} / best of PyTorch's layouts, no layer below 1"
-                result.append(_goal(title, 1, 2, found, floor=1.0))
+                result.append(_goal(title, 1, 2, spread, floor=1.0))
     times = {row["contestant"]: row["ms"] for row in step["steps"]} if step else {}
     for ranges in ("ema", "learned"):
         measured = None

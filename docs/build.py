@@ -49,8 +49,8 @@ Decisions that a reader may question: the question, our choice, and what would c
 
 def pages() -> dict[str, str]:
     """The repository's Markdown files and notebooks: where each is, and its name on the site."""
-    found = [*sorted(DOCS.rglob("*.md")), *sorted(notebook_pages.TUTORIALS.glob("*.ipynb"))]
-    own = [path.relative_to(ROOT).as_posix() for path in found]
+    files = [*sorted(DOCS.rglob("*.md")), *sorted(notebook_pages.TUTORIALS.glob("*.ipynb"))]
+    own = [path.relative_to(ROOT).as_posix() for path in files]
     return {name: ELSEWHERE[name] for name in ELSEWHERE if (ROOT / name).exists()} | {
         name: re.sub(r"[.]ipynb$", ".md", name.removeprefix("docs/")) for name in own
     }

@@ -52,18 +52,18 @@ def default_of(parameter: Any) -> str:
 
 def section(name: str, command: Any) -> str:
     """A command's part of the page."""
-    shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
-    arguments = [each for each in shown if each.param_type_name == "argument"]
-    options = [each for each in shown if each.param_type_name == "option"]
-    words = [each.metavar or each.name.upper() for each in arguments]
-    required = [f"{each.opts[0]} {each.metavar or each.name.upper()}" for each in options if each.required]
-    options.sort(key=lambda each: not each.required)
+    shown = [entry for entry in command.params if not getattr(entry, "hidden", False) and entry.name != "help"]
+    arguments = [entry for entry in shown if entry.param_type_name == "argument"]
+    options = [entry for entry in shown if entry.param_type_name == "option"]
+    words = [argument.metavar or argument.name.upper() for argument in arguments]
+    required = [f"{option.opts[0]} {option.metavar or option.name.upper()}" for option in options if option.required]
+    options.sort(key=lambda option: not option.required)
     parts = [f"## {name}", f"```\nexactqat {' '.join([name, *words, *required])} [options]\n```", plain(command.help)]
     if arguments:
-        rows = [[f"`{each.metavar or each.name}`", plain(each.help or "")] for each in arguments]
+        rows = [[f"`{argument.metavar or argument.name}`", plain(argument.help or "")] for argument in arguments]
         parts.append(table(["argument", "meaning"], rows))
     if options:
-        rows = [[names_of(each), plain(each.help or "") + default_of(each)] for each in options]
+        rows = [[names_of(option), plain(option.help or "") + default_of(option)] for option in options]
         parts.append(table(["option", "meaning"], rows))
     return "\n\n".join(part.rstrip("\n") for part in parts)
 

@@ -63,8 +63,8 @@ def link(name: str, folder: str = "") -> str | None:
     """
     if name.startswith("docs/"):
         return f"{'' if folder else '../'}{name.removeprefix('docs/')}"
-    found = next((op for op in OPERATORS.values() if name in (op.name, op.raw_name)), None)
-    return f"{folder}{found.name}.md" if found else None
+    operator = next((op for op in OPERATORS.values() if name in (op.name, op.raw_name)), None)
+    return f"{folder}{operator.name}.md" if operator else None
 
 
 def differences(op: Operator) -> list[dict[str, Any]]:
@@ -177,8 +177,8 @@ def _code(text: str, language: str = "python") -> str:
 def _signatures(op: Operator) -> str:
     lines = []
     if op.raw_name:
-        given = [f"{name}={op.defaults[name]!r}" if name in op.defaults else name for name in op.parameters]
-        lines.append(_call(f"eq.raw_ops.{op.raw_name}", ["*", *given, "name=None", "out=None"]))
+        words = [f"{name}={op.defaults[name]!r}" if name in op.defaults else name for name in op.parameters]
+        lines.append(_call(f"eq.raw_ops.{op.raw_name}", ["*", *words, "name=None", "out=None"]))
     parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in op.__signature__.parameters.values()]
     parameters.insert(-1, "*")
     lines += [_call(f"eq.{name}", parameters) for name in op.exports[:1]]
@@ -335,8 +335,8 @@ def example_code(op: Operator, shown: Example) -> str:
     """The call of an example as a program, or an empty text if its arrays are too large to print."""
     if max(array.size for array in shown.case.operands.values()) > READABLE:
         return ""
-    given = {**shown.case.operands, **shown.case.attributes}
-    arguments = [f"    {_literal(name, given[name])}," for name in op.parameters if name in given]
+    inputs = {**shown.case.operands, **shown.case.attributes}
+    arguments = [f"    {_literal(name, inputs[name])}," for name in op.parameters if name in inputs]
     imports = ["import numpy as np", "", "import exactqat as eq", ""]
     return "\n".join([*imports, f"results = eq.raw_ops.{op.raw_name}(", *arguments, ")"])
 
@@ -346,9 +346,9 @@ def _example(op: Operator, shown: Example) -> str:
     if code:
         parts = [_code(code)]
     else:
-        given = [f"{name} = {_values(array, len(name) + 3, SHOWN)}" for name, array in shown.case.operands.items()]
-        given += [f"{name} = {value!r}" for name, value in shown.case.attributes.items()]
-        parts = [_code("\n".join(given), "text")]
+        inputs = [f"{name} = {_values(array, len(name) + 3, SHOWN)}" for name, array in shown.case.operands.items()]
+        inputs += [f"{name} = {value!r}" for name, value in shown.case.attributes.items()]
+        parts = [_code("\n".join(inputs), "text")]
     lines, limit = [], READABLE if code else SHOWN
     for name in op.results:
         expected, actual = shown.expected[name], shown.actual[name]
@@ -369,12 +369,12 @@ def _distance(actual: np.ndarray, expected: np.ndarray) -> str:
 
 
 def _differences(op: Operator) -> str:
-    found = differences(op)
+    entries = differences(op)
     if op.raw_name is None:
         return "TensorFlow does not have this operator."
-    if not found:
+    if not entries:
         return "No known differences."
-    rows = [[markdown(entry[key], link) for key in ("about", "tensorflow", "exactqat")] for entry in found]
+    rows = [[markdown(entry[key], link) for key in ("about", "tensorflow", "exactqat")] for entry in entries]
     return table(["situation", "TensorFlow", "exactqat"], rows)
 
 
@@ -386,18 +386,18 @@ def _meaning(op: Operator, shown: Example | None) -> str:
         specs = tuple(TensorSpec(array.shape, array.dtype.name) for array in operands)
         kernel = op.check(specs, tuple(attributes.items())).kernel
     module = sys.modules[reference.KERNELS[kernel].__module__]
-    wanted, shared, found = [kernel], set(), set()
+    wanted, shared, helpers = [kernel], set(), set()
     while wanted:
         name = wanted.pop()
         thing = vars(module).get(name)
         home = getattr(thing, "__module__", None)
         if home in (arithmetic.__name__, summation.__name__):
             shared.add(name)
-        elif home == module.__name__ and name not in found:
-            found.add(name)
+        elif home == module.__name__ and name not in helpers:
+            helpers.add(name)
             code = getattr(thing, "__code__", None)
             wanted += _names(code) if code else []
-    code = "\n\n\n".join(inspect.getsource(vars(module)[name]).rstrip() for name in vars(module) if name in found)
+    code = "\n\n\n".join(inspect.getsource(vars(module)[name]).rstrip() for name in vars(module) if name in helpers)
     links = ", ".join(f"[{name}](../arithmetic.md#{_anchor(name)})" for name in sorted(shared))
     intro = f"The reference, `reference/{module.__name__.rpartition('.')[2]}.py`; every kernel matches it bit for bit"
     calls = f" It calls {links}." if links else ""
@@ -407,7 +407,7 @@ def _meaning(op: Operator, shown: Example | None) -> str:
 def _names(code: Any) -> list[str]:
     """The global names that a function's code mentions, those of functions within it included."""
     inner = [constant for constant in code.co_consts if inspect.iscode(constant)]
-    return [*code.co_names, *(name for each in inner for name in _names(each))]
+    return [*code.co_names, *(name for function in inner for name in _names(function))]
 
 
 def _decision(name: str) -> str | None:

@@ -153,10 +153,10 @@ def folding() -> str:
 def rounding() -> str:
     """The same sums, converted to a grid half as fine by two profiles."""
     builder = deploy.Builder()
-    given = builder.input("input", (1, 1, 1, 1), deploy.per_tensor(0.5, 0))
+    source = builder.input("input", (1, 1, 1, 1), deploy.per_tensor(0.5, 0))
     one = np.ones((1, 1, 1, 1), np.int8)
     bias = np.zeros(1, np.int32)
-    half = builder.conv_2d(given, one, np.float32([1.0]), bias, deploy.per_tensor(1.0, 0), name="half")
+    half = builder.conv_2d(source, one, np.float32([1.0]), bias, deploy.per_tensor(1.0, 0), name="half")
     graph = builder.graph([half])
     codes = np.arange(-6, 7, dtype=np.int8)
     figure, axes = charts._figure()
@@ -198,8 +198,8 @@ def profiles() -> str:
         ("reference", "o-", charts.PTQ_COLORS[1]),
         ("micro", "s:", charts.QAT_COLORS[1]),
     ):
-        found = deploy.simulate(graph, codes, device=profile)
-        parts = [100 * float((found[name] != trained[name]).mean()) for name in names]
+        tensors = deploy.simulate(graph, codes, device=profile)
+        parts = [100 * float((tensors[name] != trained[name]).mean()) for name in names]
         axes.plot(range(1, 13), parts, style, color=color, markersize=5, label=profile)
     axes.set_xlabel("layer")
     axes.set_ylabel("codes that differ, %")

@@ -50,7 +50,7 @@ def version() -> None:
         "CHANGELOG.md": _found("CHANGELOG.md", r"^## (\S+)"),
     }
     if len(set(places.values())) > 1:
-        raise SystemExit("the versions differ: " + ", ".join(f"{place} {found}" for place, found in places.items()))
+        raise SystemExit("the versions differ: " + ", ".join(f"{place} {number}" for place, number in places.items()))
     say(f"{VERSION} in {', '.join(places)}")
 
 
@@ -112,10 +112,10 @@ def interpreter(name: str) -> str | None:
 def package_for(name: str) -> Path:
     """The wheel for that Python; the source distribution where the stable ABI does not reach."""
     tag = "abi3" if name not in ("3.11",) and not name.endswith("t") else f"cp{name.replace('.', '')}-"
-    found = [*sorted(DIST.glob(f"*{tag}*{platform.machine()}.whl")), *DIST.glob("*.tar.gz")]
-    if not found:
+    files = [*sorted(DIST.glob(f"*{tag}*{platform.machine()}.whl")), *DIST.glob("*.tar.gz")]
+    if not files:
         raise SystemExit("dist/ is empty: run the step packages first")
-    return found[0]
+    return files[0]
 
 
 def sbom() -> None:
@@ -150,8 +150,8 @@ def licenses() -> None:
             sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report,
             "-c", ROOT / "constraints.txt", *requirements, **CLEAN,
         )  # fmt: skip
-        found = [entry["metadata"] for entry in json.loads(report.read_text("utf-8"))["install"]]
-    lines, refused = judged(found)
+        metadata = [entry["metadata"] for entry in json.loads(report.read_text("utf-8"))["install"]]
+    lines, refused = judged(metadata)
     say("\n".join(lines))
     for name in ("nanobind", "robin-map"):
         if not (ROOT / "licenses" / name).exists():
@@ -172,9 +172,9 @@ def documentation() -> None:
 
 def links() -> None:
     """Links within the built pages lead to pages and places that exist."""
-    count, found = broken(ROOT / "build" / "docs" / "html")
-    if found or not count:
-        raise SystemExit("\n".join(["these links lead nowhere, or there are none:", *found]))
+    count, problems = broken(ROOT / "build" / "docs" / "html")
+    if problems or not count:
+        raise SystemExit("\n".join(["these links lead nowhere, or there are none:", *problems]))
     say(f"{count:,} links, all of them lead somewhere")
 
 
@@ -212,12 +212,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.__name__ for step in STEPS]
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(names))
-    given = parser.parse_args()
-    if unknown := set(given.steps) - set(names):
+    choice = parser.parse_args()
+    if unknown := set(choice.steps) - set(names):
         parser.error(f"STEP must be one of {', '.join(names)}, got {', '.join(sorted(unknown))}")
     os.chdir(ROOT)
-    failed = list(failures(given.steps or names))
-    passed = f"passed: {', '.join(given.steps)}; the other steps were not run" if given.steps else "all steps passed"
+    failed = list(failures(choice.steps or names))
+    passed = f"passed: {', '.join(choice.steps)}; the other steps were not run" if choice.steps else "all steps passed"
     say(f"\nFAILED: {', '.join(failed)}" if failed else f"\n{passed}")
     return 1 if failed else 0
 

@@ -58,9 +58,9 @@ def license_of(metadata: Mapping[str, Any]) -> str:
         return metadata["license_expression"]
     classifiers: Sequence[str] = metadata.get("classifier", ())
     named = [entry.split(" :: ")[-1] for entry in classifiers if entry.startswith("License :: ")]
-    found = sorted({WRITTEN[entry] for entry in named if entry in WRITTEN})
-    if found:
-        return " AND ".join(found)
+    identifiers = sorted({WRITTEN[entry] for entry in named if entry in WRITTEN})
+    if identifiers:
+        return " AND ".join(identifiers)
     field = (metadata.get("license") or "").strip()
     if field in WRITTEN:
         return WRITTEN[field]

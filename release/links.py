@@ -29,7 +29,7 @@ def broken(folder: Path) -> tuple[int, list[str]]:
         page = _Page()
         page.feed(path.read_text("utf-8"))
         pages[path.resolve()] = page
-    count, found = 0, []
+    count, problems = 0, []
     for path, page in pages.items():
         for target in page.targets:
             link = urlsplit(target)
@@ -39,5 +39,5 @@ def broken(folder: Path) -> tuple[int, list[str]]:
             file = (path.parent / unquote(link.path)).resolve() if link.path else path
             there = file.exists() if file not in pages else unquote(link.fragment) in pages[file].places
             if not there:
-                found.append(f"{path.relative_to(folder.resolve())}: {target}")
-    return count, found
+                problems.append(f"{path.relative_to(folder.resolve())}: {target}")
+    return count, problems

@@ -179,13 +179,13 @@ def _python_function(name: str, function: Callable[..., Any]) -> str:
         annotations = iter([first])
         parameters = []
         for key, parameter in signature.parameters.items():
-            given = parameter.annotation
+            hint = parameter.annotation
             if key == "out":
                 out = f"tuple[{', '.join([f'{array} | None'] * len(several))}]" if several else array
                 parameters += ["*", f"out: {out} | None = None"] if takes_out else []
                 continue
-            annotation = next(annotations, other) if given is ARRAY else _annotation(given)
-            if given is ARRAY and parameter.default is None:
+            annotation = next(annotations, other) if hint is ARRAY else _annotation(hint)
+            if hint is ARRAY and parameter.default is None:
                 annotation += " | None"
             default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
             parameters.append(f"{key}: {annotation}{default}")
@@ -194,12 +194,12 @@ def _python_function(name: str, function: Callable[..., Any]) -> str:
     return "\n".join(overloads)
 
 
-def _annotation(given: Any) -> str:
-    if typing.get_origin(given) in (typing.Union, UnionType):
-        return " | ".join(_annotation(part) for part in typing.get_args(given))
-    if given is type(None):
+def _annotation(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return " | ".join(_annotation(part) for part in typing.get_args(hint))
+    if hint is type(None):
         return "None"
-    text = inspect.formatannotation(given).replace("'", '"')
+    text = inspect.formatannotation(hint).replace("'", '"')
     return text.replace("typing.", "").replace("collections.abc.", "")
 
 

@@ -134,15 +134,15 @@ def main() -> None:
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     parser.add_argument("--python", nargs="+", metavar="PATH", help="the interpreters to try")
     parser.add_argument("--jax", action="store_true", help="install jax beside the wheel and run its tests too")
-    given = parser.parse_args()
-    wheels = given.wheels or sorted((ROOT / "dist").glob("*.whl"))
+    options = parser.parse_args()
+    wheels = options.wheels or sorted((ROOT / "dist").glob("*.whl"))
     if not wheels:
         raise SystemExit("there are no wheels in dist/: make wheels builds them")
     tried = 0
     native = [wheel for wheel in wheels if re.search(rf"_{platform.machine()}\.whl$", wheel.name)]
-    for wheel, python, version in pairs(native, given.python or [*interpreters(), sys.executable]):
+    for wheel, python, version in pairs(native, options.python or [*interpreters(), sys.executable]):
         print(f"{wheel.name} in Python {version[0]}.{version[1]} ({python})", flush=True)
-        try_here(wheel, python, given.jax)
+        try_here(wheel, python, options.jax)
         tried += 1
     for wheel in wheels:
         if wheel.name.endswith("_aarch64.whl") and wheel not in native:

@@ -71,13 +71,13 @@ def version_of(python: str) -> tuple[int, int] | None:
 
 def builders(candidates: Sequence[str]) -> dict[str, str]:
     """Which interpreter builds for which tag."""
-    found: dict[str, str] = {}
+    pythons: dict[str, str] = {}
     for python in candidates:
         version = version_of(python)
         if version is None or version < OLDEST:
             continue
-        found.setdefault("cp312-abi3" if version >= STABLE else f"cp{version[0]}{version[1]}", python)
-    return dict(sorted(found.items()))
+        pythons.setdefault("cp312-abi3" if version >= STABLE else f"cp{version[0]}{version[1]}", python)
+    return dict(sorted(pythons.items()))
 
 
 def source_distribution(out: Path) -> Path:
@@ -189,25 +189,25 @@ def main() -> None:
     parser.add_argument("--for", dest="architectures", nargs="+", choices=("x86_64", "aarch64"), metavar="ARCHITECTURE")
     parser.add_argument("--python", nargs="+", metavar="PATH", help="the interpreters to build with and for")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if platform.system() != "Linux":
         raise SystemExit("these are wheels for Linux; those for macOS and Windows are built where they will run")
     cross = [name for name in TOOLCHAINS if name != platform.machine() and shutil.which(f"{name}-linux-gnu-g++")]
-    architectures = given.architectures or [platform.machine(), *cross]
-    pythons = builders(given.python or [*interpreters(), sys.executable])
+    architectures = options.architectures or [platform.machine(), *cross]
+    pythons = builders(options.python or [*interpreters(), sys.executable])
     if not pythons:
         raise SystemExit(f"no CPython from {'.'.join(map(str, OLDEST))} on with its headers was found")
     for tag in {"cp311", "cp312-abi3"} - set(pythons):
         print(f"left out: {tag}, for which no interpreter with headers and pip was found")
-    given.out.mkdir(parents=True, exist_ok=True)
-    source = source_distribution(given.out)
-    made = [given.out / f"{source.name}.tar.gz"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    source = source_distribution(options.out)
+    files = [options.out / f"{source.name}.tar.gz"]
     for architecture in architectures:
         for tag, python in pythons.items():
             print(f"{tag} for {architecture}, with {python} …", flush=True)
-            made.append(build(python, source, architecture, given.out))
-    print(call(sys.executable, "-m", "twine", "check", "--strict", *made).strip())
-    for path in made:
+            files.append(build(python, source, architecture, options.out))
+    print(call(sys.executable, "-m", "twine", "check", "--strict", *files).strip())
+    for path in files:
         print(f"{path.stat().st_size / 1e6:6.2f} MB  {os.path.relpath(path)}")
 
 

@@ -109,8 +109,8 @@ def _word(rng: np.random.Generator, topic: int) -> int:
     return int(2 + topic * _OF_TOPIC + rng.integers(_OF_TOPIC))
 
 
-def _images(found: list[np.ndarray], classes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    images, ends = np.stack(found)[:, None].astype(np.float32), np.cumsum((0, *COUNTS))
+def _images(pictures: list[np.ndarray], classes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    images, ends = np.stack(pictures)[:, None].astype(np.float32), np.cumsum((0, *COUNTS))
     return [(images[a:b], np.asarray(classes[a:b])) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
@@ -119,15 +119,15 @@ def digits(seed: int) -> list[tuple[Any, np.ndarray]]:
     those to train on."""
     from sklearn.datasets import load_digits
 
-    given, rng = load_digits(), np.random.default_rng(seed)
-    order = rng.permutation(len(given.images))
-    found, classes = [], []
+    dataset, rng = load_digits(), np.random.default_rng(seed)
+    order = rng.permutation(len(dataset.images))
+    pictures, classes = [], []
     for count, part in zip(COUNTS, np.split(order, (1000, 1200)), strict=True):
         for number in rng.choice(part, count):
-            image = given.images[number] / 16
-            found.append(image + rng.normal(0, 0.1, image.shape))
-            classes.append(int(given.target[number]))
-    return _images(found, classes)
+            image = dataset.images[number] / 16
+            pictures.append(image + rng.normal(0, 0.1, image.shape))
+            classes.append(int(dataset.target[number]))
+    return _images(pictures, classes)
 
 
 def letters(seed: int) -> list[tuple[Any, np.ndarray]]:
@@ -138,16 +138,16 @@ def letters(seed: int) -> list[tuple[Any, np.ndarray]]:
     rng, folder = np.random.default_rng(seed), f"{get_data_path()}/fonts/ttf"
     names = ("Sans", "Sans-Bold", "SansMono", "Serif")
     fonts = [ImageFont.truetype(f"{folder}/DejaVu{name}.ttf", size) for name in names for size in (12, 14)]
-    found, classes = [], []
+    pictures, classes = [], []
     for _ in range(sum(COUNTS)):
         letter = int(rng.integers(10))
         picture = Image.new("L", (16, 16))
         place = tuple(8 + rng.normal(0, 0.4, 2))
         ImageDraw.Draw(picture).text(place, "AEGKMQRSWZ"[letter], 255, fonts[rng.integers(len(fonts))], anchor="mm")
         image = np.asarray(picture.rotate(rng.normal(0, 4), Image.Resampling.BILINEAR)) / 255
-        found.append(image + rng.normal(0, 0.08, image.shape))
+        pictures.append(image + rng.normal(0, 0.08, image.shape))
         classes.append(letter)
-    return _images(found, classes)
+    return _images(pictures, classes)
 
 
 ATTENTION = {

@@ -102,9 +102,9 @@ def session(path: str | Path, optimized: bool) -> Computes:
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
-    made = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    name = made.get_inputs()[0].name
-    return lambda x: np.concatenate([made.run(None, {name: part})[0] for part in np.array_split(x, -(-len(x) // 250))])
+    model = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = model.get_inputs()[0].name
+    return lambda x: np.concatenate([model.run(None, {name: part})[0] for part in np.array_split(x, -(-len(x) // 250))])
 
 
 def of_module(model: Callable[[torch.Tensor], torch.Tensor]) -> Computes:
@@ -116,14 +116,14 @@ def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="+", metavar="FOLDER,PRECISION,OUT")
     parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for words in given.cases:
+    for words in options.cases:
         folder, precision, out = words.split(",")
         arrays: dict[str, Any] = {}
         try:
-            arrays = _answered(offers, Path(folder), precision, given.quick)
+            arrays = _answered(offers, Path(folder), precision, options.quick)
         except NotOffered as why:
             arrays["not offered"] = str(why)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result

@@ -13,19 +13,19 @@ def running(content: bytes) -> Computes:
 
     interpreter = Interpreter(model_content=content, num_threads=1)
     interpreter.allocate_tensors()
-    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (feature,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
 
     def computed(x: np.ndarray) -> np.ndarray:
-        found = []
-        scale, zero_point = given["quantization"]
+        results = []
+        scale, zero_point = feature["quantization"]
         if scale:
-            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(given["dtype"])
+            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(feature["dtype"])
         for example in x:
-            interpreter.set_tensor(given["index"], example[None])
+            interpreter.set_tensor(feature["index"], example[None])
             interpreter.invoke()
-            found.append(interpreter.get_tensor(made["index"])[0].astype(np.float32))
-        scale, zero_point = made["quantization"]
-        return (np.stack(found) - zero_point) * scale if scale else np.stack(found)
+            results.append(interpreter.get_tensor(result["index"])[0].astype(np.float32))
+        scale, zero_point = result["quantization"]
+        return (np.stack(results) - zero_point) * scale if scale else np.stack(results)
 
     return computed
 

@@ -70,17 +70,17 @@ def digits(size: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     those to train on."""
     from sklearn.datasets import load_digits
 
-    given = load_digits()
+    dataset = load_digits()
     rng = np.random.default_rng(seed)
-    order, found, classes = rng.permutation(len(given.images)), [], []
+    order, pictures, classes = rng.permutation(len(dataset.images)), [], []
     shares = np.cumsum((0, 900, 300, len(order) - 1200))
     for count, low, high in zip(SIZES, shares[:-1], shares[1:], strict=True):
         for number in rng.choice(order[low:high], count):
-            image = np.kron(given.images[number] / 16, np.ones((size // 8, size // 8)))
+            image = np.kron(dataset.images[number] / 16, np.ones((size // 8, size // 8)))
             image = np.roll(image, rng.integers(-(size // 8), size // 8 + 1, 2), (0, 1))
-            found.append(image + rng.normal(0, 0.15, image.shape))
-            classes.append(given.target[number])
-    return _parts(np.stack(found)[:, None], np.asarray(classes))
+            pictures.append(image + rng.normal(0, 0.15, image.shape))
+            classes.append(dataset.target[number])
+    return _parts(np.stack(pictures)[:, None], np.asarray(classes))
 
 
 def keywords(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -89,14 +89,14 @@ def keywords(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     tones = words.uniform(2, 13, (8, 3, 2))
     classes = rng.integers(0, 8, sum(SIZES))
     bands, moments = np.arange(16)[:, None], np.linspace(0, 1, 24)[None]
-    found = []
+    spectrograms = []
     for word in classes:
         start, energy = rng.normal(0, 0.12), 0.0
         for low, high in tones[word]:
             place = low + (high - low) * np.clip(moments + start, 0, 1) + rng.normal(0, 0.5)
             energy = energy + rng.uniform(0.5, 1.2) * np.exp(-((bands - place) ** 2))
-        found.append(np.log1p(np.square(energy + np.abs(rng.normal(0, 0.7, (16, 24))))))
-    return _parts(np.stack(found)[:, None], classes)
+        spectrograms.append(np.log1p(np.square(energy + np.abs(rng.normal(0, 0.7, (16, 24))))))
+    return _parts(np.stack(spectrograms)[:, None], classes)
 
 
 def glyphs(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -109,7 +109,7 @@ def glyphs(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     names = ("Sans", "Sans-Bold", "Sans-Oblique", "SansMono", "SansMono-Bold", "Serif", "Serif-Bold", "Serif-Italic")
     fonts = [ImageFont.truetype(f"{folder}/DejaVu{name}.ttf", size) for name in names for size in (11, 13)]
     classes = rng.integers(0, 10, sum(SIZES))
-    found = []
+    pictures = []
     for letter in classes:
         picture = Image.new("L", (16, 16))
         font = fonts[rng.integers(len(fonts))]
@@ -117,8 +117,8 @@ def glyphs(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
         ImageDraw.Draw(picture).text(place, "AEGKMQRSWZ"[letter], 255, font, anchor="mm")
         image = np.asarray(picture.rotate(rng.normal(0, 10), Image.Resampling.BILINEAR)) / 255
         image = image if rng.random() < 0.5 else 1 - image
-        found.append(image * rng.uniform(0.5, 1) + rng.normal(0, 0.12, image.shape))
-    return _parts(np.stack(found)[:, None], classes)
+        pictures.append(image * rng.uniform(0.5, 1) + rng.normal(0, 0.12, image.shape))
+    return _parts(np.stack(pictures)[:, None], classes)
 
 
 def shapes(seed: int, masks: bool) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -126,17 +126,17 @@ def shapes(seed: int, masks: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     background), or its class and box [5]: class, middle's row and column, height and width, in images."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[:24, :24]
-    found, targets = [], []
+    pictures, targets = [], []
     for _ in range(sum(SIZES)):
         kind, size = int(rng.integers(3)), rng.uniform(5, 9)
         row, column = rng.uniform(size / 2, 24 - size / 2, 2)
         down, right = np.abs(rows + 0.5 - row), np.abs(columns + 0.5 - column)
         square = np.maximum(down, right) <= size / 2
         inside = [down**2 + right**2 <= size**2 / 4, square, square & (np.minimum(down, right) <= size / 6)][kind]
-        found.append(inside * rng.uniform(0.6, 1.2) + rng.normal(0, 0.25, inside.shape))
+        pictures.append(inside * rng.uniform(0.6, 1.2) + rng.normal(0, 0.25, inside.shape))
         box = np.asarray([kind, row / 24, column / 24, size / 24, size / 24], np.float32)
         targets.append(inside * (kind + 1) if masks else box)
-    return _parts(np.stack(found)[:, None], np.stack(targets))
+    return _parts(np.stack(pictures)[:, None], np.stack(targets))
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ class Segmenter(nn.Module):
 
 def segments(outputs: np.ndarray, targets: np.ndarray) -> float:
     """The mean of intersection over union of the shape's pixels, example by example."""
-    found, wanted = outputs.argmax(1), targets
-    both = ((found == wanted) & (wanted > 0)).sum((1, 2))
-    return float((both / np.maximum(((found > 0) | (wanted > 0)).sum((1, 2)), 1)).mean())
+    classes, wanted = outputs.argmax(1), targets
+    both = ((classes == wanted) & (wanted > 0)).sum((1, 2))
+    return float((both / np.maximum(((classes > 0) | (wanted > 0)).sum((1, 2)), 1)).mean())
 
 
 def detected(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -280,9 +280,9 @@ def fit(
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
     """
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(groups or parameters, rate)
-    given, y = tensors_of(inputs), torch.from_numpy(targets)
+    tensors, y = tensors_of(inputs), torch.from_numpy(targets)
     batches = -(-len(y) // 64)
     steps = epochs * batches
     rising = round(steps / 10) if warm_up else 0
@@ -296,7 +296,7 @@ def fit(
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
-            task.loss(model(*(x[rows] for x in given)), y[rows]).backward()
+            task.loss(model(*(x[rows] for x in tensors)), y[rows]).backward()
             optimizer.step()
             schedule.step()
 
@@ -335,10 +335,10 @@ def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tupl
 
 def fingerprint(model: nn.Module) -> str:
     """What tells two networks of one kind apart: of their weights and statistics."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        found.update(name.encode() + tensor.numpy().tobytes())
-    return found.hexdigest()[:12]
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def qat_rates(weights: int, activations: int) -> tuple[float, ...]:

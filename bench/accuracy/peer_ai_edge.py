@@ -19,12 +19,12 @@ def offers(case: Case) -> list[Offer]:
     example = (torch.from_numpy(case.calibration[:1]),)
     path = case.folder / "float.tflite"
     litert_torch.convert(case.model, example).export(str(path))
-    made = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
+    converter = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
     interpreter = Interpreter(model_path=str(path))
     (signature, names), *_ = interpreter.get_signature_list().items()
     (name,) = names["inputs"]
-    data: dict[str, Any] = {signature: [{name: each[None]} for each in case.calibration]}
-    result = made.quantize(made.calibrate(data))
+    data: dict[str, Any] = {signature: [{name: sample[None]} for sample in case.calibration]}
+    result = converter.quantize(converter.calibrate(data))
     return [Offer("PTQ", None, running(bytes(result.quantized_model)))]
 
 

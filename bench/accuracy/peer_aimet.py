@@ -30,10 +30,10 @@ def simulated(case: Case, model: Any) -> Any:
 
 def offered(case: Case, sim: Any, method: str) -> Offer:
     sim.compute_encodings([{"x": batch} for batch in np.split(case.calibration, 4)])
-    made = sim.session
+    network = sim.session
     # Writing the file takes the encodings away: what it predicts is computed before.
     known = {
-        len(x): np.concatenate([made.run(None, {"x": part})[0] for part in np.array_split(x, -(-len(x) // 250))])
+        len(x): np.concatenate([network.run(None, {"x": part})[0] for part in np.array_split(x, -(-len(x) // 250))])
         for x, _ in case.parts[1:]
     }
     runtime: Computes | None = None
@@ -47,15 +47,15 @@ def offered(case: Case, sim: Any, method: str) -> Offer:
 
 
 def offers(case: Case) -> list[Offer]:
-    found = [offered(case, simulated(case, onnx.load(case.onnx())), "PTQ")]
+    results = [offered(case, simulated(case, onnx.load(case.onnx())), "PTQ")]
     if case.quick:
-        return found
+        return results
     for method, change in (("PTQ equalized", equalized), ("PTQ AdaRound", rounded)):
         try:
-            found.append(offered(case, change(case), method))
+            results.append(offered(case, change(case), method))
         except Exception as error:  # noqa: BLE001 - what the peer cannot do is a result
             print(f"{method}: {type(error).__name__}: {error}")
-    return found
+    return results
 
 
 def equalized(case: Case) -> Any:

@@ -28,7 +28,7 @@ def quantized(case: Case) -> Any:
         "return_quant_tensor": False,
     }
     transposed = {**settings}
-    made = layerwise_quantize(
+    model = layerwise_quantize(
         copy.deepcopy(case.model),
         {
             nn.Conv2d: (qnn.QuantConv2d, settings),
@@ -37,12 +37,12 @@ def quantized(case: Case) -> Any:
         },
     )
     # The input of the network keeps eight bits.
-    first = next(module for module in made.modules() if isinstance(module, qnn.QuantConv2d))
+    first = next(module for module in model.modules() if isinstance(module, qnn.QuantConv2d))
     if case.activations != 8:
         first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl = type(
             first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl
         )(8)
-    return made
+    return model
 
 
 def written(case: Case, model: Any, name: str) -> Computes:
@@ -62,13 +62,13 @@ def offers(case: Case) -> list[Offer]:
             with mode(model):
                 for batch in batches:
                     model(batch)
-    found = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
+    results = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
     for rate in case.rates:
         trained = copy.deepcopy(model).train()
         case.tuned(trained, rate)
         trained.eval()
-        found.append(Offer(f"QAT {rate:g}", of_module(trained), written(case, trained, f"qat_{rate:g}")))
-    return found
+        results.append(Offer(f"QAT {rate:g}", of_module(trained), written(case, trained, f"qat_{rate:g}")))
+    return results
 
 
 if __name__ == "__main__":

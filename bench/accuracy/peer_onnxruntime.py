@@ -24,7 +24,7 @@ def offers(case: Case) -> list[Offer]:
     case.need_eight()
     prepared = case.folder / "prepared.onnx"
     quant_pre_process(str(case.onnx()), str(prepared), skip_symbolic_shape=True)
-    found = []
+    results = []
     methods = [CalibrationMethod.MinMax, CalibrationMethod.Percentile, CalibrationMethod.Entropy]
     for method in methods[:1] if case.quick else methods:
         path = case.folder / f"onnxruntime_{method.name}.onnx"
@@ -32,8 +32,8 @@ def offers(case: Case) -> list[Offer]:
             str(prepared), str(path), Reader(case.calibration), quant_format=QuantFormat.QDQ, per_channel=True,
             calibrate_method=method, activation_type=QuantType.QInt8, weight_type=QuantType.QInt8,
         )  # fmt: skip
-        found.append(Offer(f"PTQ {method.name}", session(path, False), session(path, True)))
-    return found
+        results.append(Offer(f"PTQ {method.name}", session(path, False), session(path, True)))
+    return results
 
 
 if __name__ == "__main__":

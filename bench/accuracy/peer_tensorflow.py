@@ -131,7 +131,7 @@ def offers(case: Case) -> list[Offer]:
     traced = tf.function(computes).get_concrete_function(tf.TensorSpec((1, *shape), tf.float32))
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced], tf.Module())
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([channels_last(each[None])] for each in case.calibration)
+    converter.representative_dataset = lambda: ([channels_last(example[None])] for example in case.calibration)
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     run = running(converter.convert())

@@ -22,7 +22,7 @@ def exported(case: Case, training: bool) -> Any:
 
 def offers(case: Case) -> list[Offer]:
     case.need_eight()
-    found: dict[str, Any] = {}
+    graphs: dict[str, Any] = {}
     for rate in (None, *case.rates):
         training = rate is not None
         quantizer = x86.X86InductorQuantizer()
@@ -37,15 +37,15 @@ def offers(case: Case) -> list[Offer]:
             with torch.no_grad():
                 for batch in torch.from_numpy(case.calibration).split(64):
                     prepared(batch)
-        found["PTQ" if rate is None else f"QAT {rate:g}"] = convert_pt2e(prepared)
+        graphs["PTQ" if rate is None else f"QAT {rate:g}"] = convert_pt2e(prepared)
     inputs, targets = case.parts[1]
-    best = max(found, key=lambda method: judged(case.task, of_module(found[method])(inputs), targets))
+    best = max(graphs, key=lambda method: judged(case.task, of_module(graphs[method])(inputs), targets))
     offered = []
-    for method, made in found.items():
-        predicted, runtime = of_module(made), None
+    for method, graph in graphs.items():
+        predicted, runtime = of_module(graph), None
         if method == best:
             torch.compiler.reset()
-            runtime = of_module(torch.compile(made, dynamic=True))
+            runtime = of_module(torch.compile(graph, dynamic=True))
         offered.append(Offer(method, predicted, runtime))
     return offered
 

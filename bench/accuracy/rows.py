@@ -78,14 +78,14 @@ def count(value: int | None) -> str:
 
 def read(path: Path) -> dict[Key, Row]:
     """The rows of a file; of rows of one key the last. A line that a stopped run left unfinished is passed over."""
-    found: dict[Key, Row] = {}
+    rows: dict[Key, Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             row = Row(**json.loads(line))
         except json.JSONDecodeError:
             continue
-        found[row.key] = row
-    return found
+        rows[row.key] = row
+    return rows
 
 
 def append(path: Path, row: Row) -> None:
@@ -130,14 +130,14 @@ def matches(rows: Iterable[Row]) -> list[Match]:
     for row in rows:
         if row.runtime is not None:
             groups.setdefault((row.network, row.seed, row.precision), []).append(row)
-    found = []
+    pairs = []
     for group in groups.values():
         ours = next((row for row in group if row.tool == OURS), None)
         peers = [row for row in group if row.tool in PEERS and ours is not None and row.weights == ours.weights]
         if ours is not None and peers:
             best = max(peers, key=lambda row: row.runtime or 0.0)
-            found.append(Match(ours, best, max(peers, key=lambda row: (row.methods or {}).get(row.method, 0.0))))
-    return found
+            pairs.append(Match(ours, best, max(peers, key=lambda row: (row.methods or {}).get(row.method, 0.0))))
+    return pairs
 
 
 def mean(values: Sequence[float]) -> float:
@@ -146,18 +146,18 @@ def mean(values: Sequence[float]) -> float:
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """In how many rows we are at least as good as the best peer, and what each tool's predictions were worth."""
-    found, lines = matches(rows), []
-    if found:
+    pairs, lines = matches(rows), []
+    if pairs:
         lines.append(
-            f"{sum(not match.lost for match in found)} of {len(found)} rows at least as good as the best peer within "
-            f"the interval; on average {100 * mean([match.difference for match in found]):+.2f} points"
+            f"{sum(not match.lost for match in pairs)} of {len(pairs)} rows at least as good as the best peer within "
+            f"the interval; on average {100 * mean([match.difference for match in pairs]):+.2f} points"
         )
-        beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in found])
+        beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in pairs])
         lines.append(
             f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on average"
         )
     for precision in PRECISIONS:
-        part = [match for match in found if match.ours.precision == precision]
+        part = [match for match in pairs if match.ours.precision == precision]
         few = [match for match in part if PROPOSED[8] not in match.ours.note]
         for matched, which in ((part, ""), (few, f" without {PROPOSED[8]}")) if len(few) < len(part) else ((part, ""),):
             if matched:
@@ -173,7 +173,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
             )
     integers, differing = (sum(getattr(row, name) for row in rows) for name in ("integers", "differing"))
     lines.append(f"exactqat: {integers:,} integers compared with LiteRT, {differing:,} differ")
-    for match in found:
+    for match in pairs:
         if match.lost:
             row = match.ours
             lines.append(

@@ -35,8 +35,8 @@ def mark_for_cmsis_nn(module: GraphModule) -> None:
         activation = _activation_of(node)
         last = activation or node
         if node.op == "call_function" and _result_grid(last) and _is_computed(node, activation):
-            for each in dict.fromkeys((node, last)):
-                each.meta["custom"] = {**each.meta.get("custom", {}), **_MARK}
+            for part in dict.fromkeys((node, last)):
+                part.meta["custom"] = {**part.meta.get("custom", {}), **_MARK}
 
 
 def _activation_of(node: Node) -> Node | None:
@@ -60,34 +60,34 @@ def _operand_grid(argument: Any) -> tuple[Any, ...]:
 
 
 def _is_computed(node: Node, activation: Node | None) -> bool:
-    given: list[Any] = list(node.args)
-    grid, result = _operand_grid(given[0]) if given else (), _result_grid(activation or node)
+    arguments: list[Any] = list(node.args)
+    grid, result = _operand_grid(arguments[0]) if arguments else (), _result_grid(activation or node)
     if not grid or (activation is not None and not _is_fused(activation, result)):
         return False
-    shapes = [tuple(each.meta["val"].shape) for each in node.all_input_nodes]
+    shapes = [tuple(operand.meta["val"].shape) for operand in node.all_input_nodes]
     if node.target in _CONVOLUTIONS:
-        return _are_weights(given[1]) and _has_channels_last(given[0]) and _has_integer_bias(node)
+        return _are_weights(arguments[1]) and _has_channels_last(arguments[0]) and _has_integer_bias(node)
     if node.target is _ATEN.linear.default:
         # The kernel takes one scale for all weights.
-        return _operand_grid(given[1]) != () and _has_integer_bias(node)
+        return _operand_grid(arguments[1]) != () and _has_integer_bias(node)
     if node.target in _SUMS:
         # Both are the same node if a node is added to itself.
-        return _operand_grid(given[1]) != () and len(set(shapes)) == 1 and not node.kwargs
+        return _operand_grid(arguments[1]) != () and len(set(shapes)) == 1 and not node.kwargs
     if activation is not None:
         return False
     if node.target is _ATEN.mul.Tensor:
-        return _operand_grid(given[1]) != () and len(set(shapes)) == 1
+        return _operand_grid(arguments[1]) != () and len(set(shapes)) == 1
     if node.target in _TABLES:
         return True
     if node.target is _ATEN.softmax.int:
-        return given[1] in (-1, len(shapes[0]) - 1) and len(shapes[0]) < 4 and result[:2] == (1 / 256, -128)
+        return arguments[1] in (-1, len(shapes[0]) - 1) and len(shapes[0]) < 4 and result[:2] == (1 / 256, -128)
     if node.target is _ATEN.max_pool2d.default:
-        plain = len(given) < 5 or (tuple(given[4]) in ((1, 1), (1,)) and not any(given[5:]))
-        return plain and result[:2] == grid[:2] and _has_channels_last(given[0])
+        plain = len(arguments) < 5 or (tuple(arguments[4]) in ((1, 1), (1,)) and not any(arguments[5:]))
+        return plain and result[:2] == grid[:2] and _has_channels_last(arguments[0])
     if node.target is _ATEN.avg_pool2d.default:
         # The kernel cannot requantize from one grid to another.
-        unpadded = len(given) < 4 or not any(given[3])
-        return unpadded and not any(given[4:]) and result[:2] == grid[:2] and _has_channels_last(given[0])
+        unpadded = len(arguments) < 4 or not any(arguments[3])
+        return unpadded and not any(arguments[4:]) and result[:2] == grid[:2] and _has_channels_last(arguments[0])
     return node.target in _MOVES and result[:2] == grid[:2]
 
 
@@ -126,7 +126,7 @@ def _bounds(activation: Node) -> tuple[Any, Any]:
         return 0.0, None
     if activation.target is _ATEN.relu6.default:
         return 0.0, 6.0
-    given = [*activation.args[1:], None, None]
+    bounds = [*activation.args[1:], None, None]
     if activation.target is _ATEN.hardtanh.default:
-        return (given[0], given[1]) if len(activation.args) > 2 else (-1.0, 1.0)
-    return given[0], given[1]
+        return (bounds[0], bounds[1]) if len(activation.args) > 2 else (-1.0, 1.0)
+    return bounds[0], bounds[1]

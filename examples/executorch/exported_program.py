@@ -180,7 +180,7 @@ class _Program(nn.Module):
         return self.stored(result, step.grid)
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        values = {each.path: self.stored(x, each.grid) for each, x in zip(self.plan.inputs, inputs, strict=True)}
+        values = {source.path: self.stored(x, source.grid) for source, x in zip(self.plan.inputs, inputs, strict=True)}
         for number, step in enumerate(self.plan.steps):
             values[step.path] = self.step(number, step, values)
         return [self.read(path, values) for path in self.plan.outputs]
@@ -223,9 +223,9 @@ def exported_program(model: PreparedModel, batch: int = 1, flow: str = "xnnpack"
     import torch.ao.quantization.fx._decomposed  # noqa: F401 - registers the operators
 
     examples = []
-    for each in model.plan.inputs:
-        shape = [batch * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
-        example = torch.zeros(shape, dtype=torch.int64 if each.rows else torch.float32)
+    for source in model.plan.inputs:
+        shape = [batch * size if axis == source.batch_axis else size for axis, size in enumerate(source.shape)]
+        example = torch.zeros(shape, dtype=torch.int64 if source.rows else torch.float32)
         if flow == "cortex-m" and example.dim() == 4:
             example = example.contiguous(memory_format=torch.channels_last)
         examples.append(example)

@@ -254,7 +254,7 @@ def test_a_file_that_is_small_until_it_is_unpacked_is_not_unpacked(tmp_path: Pat
 def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process costs a second; what write_tflite makes of the graph needs none, whatever its description."""
     tried = []
-    monkeypatch.setattr(sys.modules["exactqat.deploy.verify"], "try_in_a_child", lambda *given: tried.append(given))
+    monkeypatch.setattr(sys.modules["exactqat.deploy.verify"], "try_in_a_child", lambda *call: tried.append(call))
     rng = np.random.default_rng(0)
     graph, other, path = small_network(rng), small_network(rng), tmp_path / "model.tflite"
     codes = rng.integers(-128, 128, (3, 4, 4, 3)).astype(np.int8)
@@ -409,8 +409,8 @@ def test_a_bias_of_zeros_is_on_any_scale(tmp_path: Path) -> None:
     scale = graph.tensors["first/bias"].quantization.scale
     zeros = with_tensor(graph, "first/bias", data=np.zeros(4, np.int32))
     other = with_tensor(zeros, "first/bias", quantization=Quantization(scale * 3000, np.zeros(4), 0))
-    found = inspect(write_tflite(other, tmp_path / "shared.tflite"), examples=2)
-    assert found.equal and sum(device.values for device in found.devices) > 1000
+    inspection = inspect(write_tflite(other, tmp_path / "shared.tflite"), examples=2)
+    assert inspection.equal and sum(device.values for device in inspection.devices) > 1000
     codes = np.random.default_rng(1).integers(-128, 128, (2, *graph.tensors["x"].shape[1:])).astype(np.int8)
     for name, expected in simulate(zeros, codes).items():
         assert np.array_equal(simulate(other, codes)[name], expected)

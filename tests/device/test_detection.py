@@ -71,21 +71,21 @@ def test_detections_are_the_runtimes(case: dict[str, Any], profile: str) -> None
     several = case.get("classes_of_a_box", 1)
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        given = {
+        inputs = {
             "boxes": rng.normal(size=(1, ANCHORS, 4)).astype(np.float32),
             "scores": rng.uniform(size=graph.tensors["scores"].shape).astype(np.float32),
         }
         if profile == "micro" and several > 1:
             with pytest.raises(Refusal, match="beyond the end of its results"):
-                simulate(graph, given, profile)
+                simulate(graph, inputs, profile)
             continue
-        device = open_runtime(content, graph.inputs, graph.outputs, profile).run(given)
-        found = simulate(graph, given, profile)
-        count = int(found["found:3"][0])
+        device = open_runtime(content, graph.inputs, graph.outputs, profile).run(inputs)
+        results = simulate(graph, inputs, profile)
+        count = int(results["found:3"][0])
         assert device["found:3"].tolist() == [count]
         # What lies beyond these is not written.
         for name in graph.outputs[:3]:
-            ours, theirs = (each[name][:, : count * several] for each in (found, device))
+            ours, theirs = (arrays[name][:, : count * several] for arrays in (results, device))
             np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=name)
         assert count == MOST or case
 
@@ -94,9 +94,9 @@ def test_detections_are_the_runtimes(case: dict[str, Any], profile: str) -> None
 def test_a_detector_is_inspected_up_to_its_tail(tmp_path: Path) -> None:
     path = tmp_path / "detector.tflite"
     path.write_bytes(tflite_bytes(head(integers=True)))
-    found = inspect(path, examples=2, devices=["reference"])
-    (device,) = (each for each in found.devices if each.values)
-    assert found.equal and "4 operators" not in found.text() and "1 operator computes in float32" in found.text()
+    report = inspect(path, examples=2, devices=["reference"])
+    (device,) = (device for device in report.devices if device.values)
+    assert report.equal and "4 operators" not in report.text() and "1 operator computes in float32" in report.text()
     assert {row.kind for row in device.operators if row.values} == {"DEQUANTIZE"}
     with pytest.raises(ValueError, match="must take and return integers, 'found' is float32"):
         write_c_array(head(integers=True), tmp_path / "detector.h")

@@ -43,11 +43,11 @@ FUNCTIONS_OF_ONE = ("LOGISTIC", "TANH", "GELU", "EXP", "TABLE", "RELU", "LEAKY_R
 
 def graphs(kind: str, count: int) -> list[Graph]:
     rng = np.random.default_rng([*kind.encode(), 7])
-    made = []
+    networks = []
     for _ in range(count):
         builder = Builder()
-        made.append(builder.graph([CASES[kind](rng, builder)]))
-    return made
+        networks.append(builder.graph([CASES[kind](rng, builder)]))
+    return networks
 
 
 def trained_codes(graph: Graph, codes: np.ndarray, **plan: Any) -> np.ndarray:
@@ -283,8 +283,8 @@ def test_shares_just_below_half_a_code_are_rounded_down(tmp_path: Path) -> None:
     graph = builder.graph([builder.softmax("x", name="y")])
     row = [-124, -124, -121, -123, -120, -120, -115, -119, -120, -126, -125, -115, -123, -124, -128, -117]
     codes = np.array([row, row[::-1]], np.int8)
-    found = simulate(graph, codes, "xnnpack")["y"]
-    assert found[0, 3] == found[0, 12] == -128 and found[0, 2] == -126
+    shares = simulate(graph, codes, "xnnpack")["y"]
+    assert shares[0, 3] == shares[0, 12] == -128 and shares[0, 2] == -126
     assert verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes).differing == 0
 
 
@@ -296,8 +296,8 @@ def test_rounding_half_away_from_zero() -> None:
         large = dtype(2 ** (np.finfo(dtype).nmant) + 1)
         x = np.array([0.5, below, 1.5, 2.5, 0.0, np.nextafter(dtype(1.5), dtype(0)), large, np.inf], dtype)
         wanted = np.array([1, 0, 2, 3, 0, 1, large, np.inf], dtype)
-        found = round_half_away(np.concatenate([x, -x]))
-        assert found.dtype == dtype and np.array_equal(found, np.concatenate([wanted, -wanted]))
+        integers = round_half_away(np.concatenate([x, -x]))
+        assert integers.dtype == dtype and np.array_equal(integers, np.concatenate([wanted, -wanted]))
         assert round_half_away(below) == 0 and np.isnan(round_half_away(dtype(np.nan)))
     assert round_half_away(2.5) == 3 and round_half_away(-0.49999999999999994) == 0
 
@@ -404,11 +404,11 @@ def test_scales_beyond_the_kernels_fixed_point_are_refused(
 ) -> None:
     small = dtype == "int8"
 
-    def graph_of(given: float, made: float | None) -> Graph:
+    def graph_of(input_scale: float, output_scale: float | None) -> Graph:
         builder = Builder()
         operands = "xy"[: 2 if kind in ("ADD", "SQUARED_DIFFERENCE") else 1]
-        names = [builder.input(name, (1, 4, 4, 3), per_tensor(given, 3 * small, dtype)) for name in operands]
-        grid = None if made is None else per_tensor(made, 1 * small, dtype)
+        names = [builder.input(name, (1, 4, 4, 3), per_tensor(input_scale, 3 * small, dtype)) for name in operands]
+        grid = None if output_scale is None else per_tensor(output_scale, 1 * small, dtype)
         return builder.graph([builder.operator(kind, names, grid, name="z", **attributes)])
 
     graph = graph_of(*scales)
@@ -486,11 +486,11 @@ def test_scales_as_far_apart_as_kernels_shift(kind: str, tmp_path: Path) -> None
         return builder.graph([builder.operator(kind, ["x"], per_tensor(2.0**-7, 0), name="y")])
 
     for exponent in (30, -30):
-        made = graph(exponent)
-        content = write_tflite(made, tmp_path / "model.tflite").read_bytes()
+        network = graph(exponent)
+        content = write_tflite(network, tmp_path / "model.tflite").read_bytes()
         for profile in {"xnnpack-x86", "reference"}.intersection(profiles_here()):
-            device = open_runtime(content, made.inputs, made.outputs, profile).run({"x": x})["y"]
-            np.testing.assert_array_equal(device, simulate(made, x, profile)["y"])
+            device = open_runtime(content, network.inputs, network.outputs, profile).run({"x": x})["y"]
+            np.testing.assert_array_equal(device, simulate(network, x, profile)["y"])
     with pytest.raises(Refusal, match="input scale / output scale must be below"):
         graph(31)
 

@@ -66,19 +66,19 @@ def computed(graph: Graph, codes: dict[str, np.ndarray], operator: Operator) -> 
     values = {**codes, **simulate(graph, codes, tensors=list(graph.results()))}
     inputs = [graph.tensors[name] for name in operator.inputs]
     operands = []
-    for each in inputs:
-        held = values[each.name] if each.data is None else each.data
+    for tensor in inputs:
+        held = values[tensor.name] if tensor.data is None else tensor.data
         # Indices stand for themselves.
-        are_indices = each.dtype == "int32" and each.data is None
-        operands.append(torch.from_numpy(held) if are_indices else real_numbers(held, each))
+        are_indices = tensor.dtype == "int32" and tensor.data is None
+        operands.append(torch.from_numpy(held) if are_indices else real_numbers(held, tensor))
     attributes = in_users_order(operator, operands, inputs, output)
     grid = SimpleNamespace(scale=float(output.quantization.scale[0]), zero_point=int(output.quantization.zero_point[0]))
     known = dict(attributes)
     if declaration.uses_operand_scale:  # as training gives it
         known["operand_scale"] = torch.tensor(float(inputs[0].quantization.scale[0]))
     if operator.kind == "LOOKUP":  # as it is trained from a file
-        grids = [each.quantization for each in (inputs[0], output)]
-        known["grids"] = tuple((float(each.scale[0]), int(each.zero_point[0])) for each in grids)
+        grids = [tensor.quantization for tensor in (inputs[0], output)]
+        known["grids"] = tuple((float(end.scale[0]), int(end.zero_point[0])) for end in grids)
     real = declaration.real(primitives_torch, operands, known)
     on_grid = declaration.real_on_grid(primitives_torch, operands, attributes, grid)
     if declaration.spatial:
@@ -93,7 +93,7 @@ def test_real_numbers_and_integers_mean_the_same(kind: str) -> None:
         assert OPERATORS[kind].purpose.startswith("files"), f"{kind} is planned and has no real numbers to train with"
         pytest.skip("only files that others wrote have it; nothing trains with it")
     for graph, codes in graphs(kind, "xnnpack-x86", 20):
-        operator = next(each for each in graph.operators if each.kind == kind)
+        operator = next(operator for operator in graph.operators if operator.kind == kind)
         output = graph.tensors[operator.outputs[0]]
         stored, real, on_grid = computed(graph, codes, operator)
         assert tuple(real.shape) == stored.shape, operator

@@ -127,10 +127,10 @@ with open(sys.argv[1], "rb") as file:
 def test_the_arena_is_the_smallest_that_does(name: str, tmp_path: Path) -> None:
     graph = made(name)
     path = write_tflite(graph, tmp_path / "model.tflite")
-    found = footprint(graph)
-    assert found.flash_bytes == path.stat().st_size and found.arena_bytes is not None and not found.why_not
-    assert found.operators["FULLY_CONNECTED"] == (10 if name == "autoencoder" else 1)
-    for size, runs in ((found.arena_bytes, True), (found.arena_bytes - 16, False)):
+    cost = footprint(graph)
+    assert cost.flash_bytes == path.stat().st_size and cost.arena_bytes is not None and not cost.why_not
+    assert cost.operators["FULLY_CONNECTED"] == (10 if name == "autoencoder" else 1)
+    for size, runs in ((cost.arena_bytes, True), (cost.arena_bytes - 16, False)):
         command = [sys.executable, "-P", "-c", RUN, str(path), str(size)]
         assert (subprocess.run(command, capture_output=True).returncode == 0) == runs
 
@@ -140,8 +140,8 @@ def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
     builder = Builder()
     x = builder.input("x", (1, 8), per_tensor(0.05, 0))
     graph = builder.graph([builder.operator("GELU", [x], per_tensor(0.05, 0), name="y", approximate=False)])
-    found = footprint(graph)
-    assert found.arena_bytes is None and "GELU" in found.why_not
+    cost = footprint(graph)
+    assert cost.arena_bytes is None and "GELU" in cost.why_not
     codes = np.zeros((2, 8), np.int8)
     with pytest.raises(RuntimeRefusal, match="TFLite-Micro rejects the file: .*GELU"):
         verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, device="micro")
@@ -149,8 +149,8 @@ def test_what_tflite_micro_lacks_is_named(tmp_path: Path) -> None:
 
 def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    found = footprint(small_graph())
-    assert found.arena_bytes is None and "pip install 'exactqat[micro]'" in found.why_not
+    cost = footprint(small_graph())
+    assert cost.arena_bytes is None and "pip install 'exactqat[micro]'" in cost.why_not
     with pytest.raises(ImportError, match=re.escape("pip install 'exactqat[npu]'")):
         npu_footprint(small_graph())
 
@@ -159,9 +159,9 @@ def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", MLPERF_TINY)
 def test_vela_leaves_nothing_to_the_processor(name: str) -> None:
     pytest.importorskip("ethosu", reason="needs exactqat[npu]")
-    found = npu_footprint(made(name))
-    assert not found.operators_on_cpu
-    assert 0 < found.sram_bytes < found.flash_bytes and found.cycles > 0
+    cost = npu_footprint(made(name))
+    assert not cost.operators_on_cpu
+    assert 0 < cost.sram_bytes < cost.flash_bytes and cost.cycles > 0
 
 
 def test_what_vela_leaves_is_named() -> None:
@@ -169,8 +169,8 @@ def test_what_vela_leaves_is_named() -> None:
     builder = Builder()
     x = builder.input("x", (1, 8, 8, 4), per_tensor(0.05, 0))
     y = builder.operator("SQUARED_DIFFERENCE", [x, x], per_tensor(0.1, 0), name="y")
-    found = npu_footprint(builder.graph([builder.operator("LOG_SOFTMAX", [y], name="z")]), "ethos-u55-256")
-    assert found.operators_on_cpu == {"LOG_SOFTMAX": 1}
+    cost = npu_footprint(builder.graph([builder.operator("LOG_SOFTMAX", [y], name="z")]), "ethos-u55-256")
+    assert cost.operators_on_cpu == {"LOG_SOFTMAX": 1}
     with pytest.raises(ValueError, match="accelerator must be one of ethos-u55-32, .* got 'ethos'"):
         npu_footprint(small_graph(), "ethos")
 
@@ -237,9 +237,9 @@ def test_the_recorded_example_is_what_tflite_micro_answers() -> None:
     text = c_array(made("dscnn"), name="net")
 
     def recorded(name: str) -> list[int]:
-        found = re.search(rf"{name}\[\d+\] = {{(.*?)}};", text, re.DOTALL)
-        assert found is not None
-        return [int(word) for word in found[1].replace(",", " ").split()]
+        match = re.search(rf"{name}\[\d+\] = {{(.*?)}};", text, re.DOTALL)
+        assert match is not None
+        return [int(word) for word in match[1].replace(",", " ").split()]
 
     interpreter = runtime.Interpreter.from_bytes(bytes(recorded("net_data")))
     interpreter.set_input(np.array(recorded("net_recorded_input_0"), np.int8).reshape(1, 49, 10, 1), 0)

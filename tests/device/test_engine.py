@@ -50,12 +50,12 @@ def declared(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> dic
     values = {**codes, **graph.initial_state(examples)}
     for operator in graph.operators:
         tensors, outputs = ([graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
-        given = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
+        operands = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
         declaration = OPERATORS[operator.kind]
         device = profile_named(profile).for_unsigned() if operator.unsigned else profile_named(profile)
-        found = by_declaration(declaration, given, tensors, outputs, operator.attributes, device)
+        results = by_declaration(declaration, operands, tensors, outputs, operator.attributes, device)
         # What variables hold afterwards comes last.
-        values.update(zip(operator.outputs, found[: len(operator.outputs)], strict=True))
+        values.update(zip(operator.outputs, results[: len(operator.outputs)], strict=True))
     return values
 
 
@@ -68,10 +68,10 @@ def check(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> None:
             Compiled(graph, profile).run(codes)
         return
     compiled = Compiled(graph, profile)
-    found = compiled.run(codes, graph.results(), 2)
+    results = compiled.run(codes, graph.results(), 2)
     for name in graph.results():
-        assert found[name].dtype == expected[name].dtype
-        assert np.array_equal(found[name], expected[name]), name
+        assert results[name].dtype == expected[name].dtype
+        assert np.array_equal(results[name], expected[name]), name
         assert np.array_equal(compiled.operator(name, expected), expected[name]), name
 
 
@@ -79,12 +79,12 @@ def repeated(codes: Mapping[str, np.ndarray], examples: int) -> dict[str, np.nda
     """Several examples of random codes."""
     rng = np.random.default_rng(3)
     more = {}
-    for name, given in codes.items():
-        if given.dtype in (np.float32, np.int32):  # indices within a table
-            more[name] = np.concatenate([given] * examples)
+    for name, array in codes.items():
+        if array.dtype in (np.float32, np.int32):  # indices within a table
+            more[name] = np.concatenate([array] * examples)
             continue
-        ends, shape = np.iinfo(given.dtype), (examples * len(given), *given.shape[1:])
-        more[name] = rng.integers(ends.min, ends.max + 1, shape, given.dtype)
+        ends, shape = np.iinfo(array.dtype), (examples * len(array), *array.shape[1:])
+        more[name] = rng.integers(ends.min, ends.max + 1, shape, array.dtype)
     return more
 
 
@@ -140,8 +140,8 @@ def test_values_that_fill_no_vector(values: int, way: str) -> None:
     graph = builder.graph(["y"])
     for examples in (1, 3):
         codes = {"x": np.random.default_rng(examples).integers(-128, 128, (examples, values)).astype(np.int8)}
-        found = Compiled(graph, "xnnpack-arm64").run(codes)["y"]
-        assert np.array_equal(found, declared(graph, codes, "xnnpack-arm64")["y"])
+        result = Compiled(graph, "xnnpack-arm64").run(codes)["y"]
+        assert np.array_equal(result, declared(graph, codes, "xnnpack-arm64")["y"])
     assert not Compiled(graph, "xnnpack-arm64").without_kernels()
 
 
@@ -163,9 +163,9 @@ def test_real_numbers_become_codes(dtype: str, scale: float, way: str) -> None:
     codes, missing = quantized(values, tensor)
     np.testing.assert_array_equal(codes, expected)
     assert not missing.any()
-    found = dequantized(codes, tensor)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, (codes.astype(np.float32) - np.float32(zero_point)) * np.float32(scale))
+    numbers = dequantized(codes, tensor)
+    assert numbers.dtype == np.float32
+    np.testing.assert_array_equal(numbers, (codes.astype(np.float32) - np.float32(zero_point)) * np.float32(scale))
     values[2, 8999, 4] = np.nan
     codes, missing = quantized(values, tensor)
     assert missing.tolist() == [False, False, True, False] and codes[2, 8999, 4] == zero_point
@@ -294,14 +294,14 @@ def chain(seed: int = 0) -> Graph:
     rng = np.random.default_rng(seed)
     builder = Builder()
     x = builder.input("x", (1, 8, 8, 8), per_tensor(1 / 64, 5))
-    made = []
+    layers = []
     for number in range(3):
         filter = np.random.default_rng(number).integers(-127, 128, (8, 3, 3, 8))
         if number == 2:
             filter = rng.integers(-127, 128, filter.shape)
         x = builder.conv_2d(x, filter, [1 / 900], np.zeros(8), per_tensor(1 / 64, 0), name=f"layer_{number}")
-        made.append(x)
-    return builder.graph([builder.add(made[0], made[2], per_tensor(1 / 40, 0), name="y")])
+        layers.append(x)
+    return builder.graph([builder.add(layers[0], layers[2], per_tensor(1 / 40, 0), name="y")])
 
 
 def test_a_run_begins_where_codes_are_given() -> None:

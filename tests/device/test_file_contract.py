@@ -32,7 +32,7 @@ def metadata(path: Path) -> dict[str, Any]:
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromPackedBuf(path.read_bytes())
-    (entry,) = [each for each in model.metadata if each.name == b"exactqat"]
+    (entry,) = [entry for entry in model.metadata if entry.name == b"exactqat"]
     return dict(json.loads(bytes(model.buffers[entry.buffer].data)))
 
 
@@ -46,19 +46,19 @@ def by_litert(path: Path, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     inputs, outputs = runner.get_input_details(), runner.get_output_details()
     assert set(inputs) == set(data)
     codes = {}
-    for each in said["inputs"]:
-        scale, zero_point = inputs[each["name"]]["quantization"]
-        array = data[each["name"]].transpose(each["axes"])
-        limits = np.iinfo(inputs[each["name"]]["dtype"])
-        low, high = each["limits"] or (limits.min, limits.max)
+    for port in said["inputs"]:
+        scale, zero_point = inputs[port["name"]]["quantization"]
+        array = data[port["name"]].transpose(port["axes"])
+        limits = np.iinfo(inputs[port["name"]]["dtype"])
+        low, high = port["limits"] or (limits.min, limits.max)
         steps = np.floor(array / np.float32(scale) + np.float32(0.5)) + zero_point
-        codes[each["name"]] = np.clip(steps, low, high).astype(inputs[each["name"]]["dtype"])
+        codes[port["name"]] = np.clip(steps, low, high).astype(inputs[port["name"]]["dtype"])
     results = runner(**codes)
     real = {}
-    for each in said["outputs"]:
-        scale, zero_point = outputs[each["name"]]["quantization"]
-        array = results[each["name"]].transpose(np.argsort(each["axes"]))
-        real[each["name"]] = array if scale == 0 else (array.astype(np.float32) - zero_point) * np.float32(scale)
+    for port in said["outputs"]:
+        scale, zero_point = outputs[port["name"]]["quantization"]
+        array = results[port["name"]].transpose(np.argsort(port["axes"]))
+        real[port["name"]] = array if scale == 0 else (array.astype(np.float32) - zero_point) * np.float32(scale)
     return real
 
 
@@ -66,7 +66,7 @@ def by_onnxruntime(path: Path, data: Mapping[str, np.ndarray]) -> dict[str, np.n
     """Likewise of an .onnx file, which takes and gives the user's axes as they are."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs exactqat[onnx]")
     session = onnxruntime.InferenceSession(path.read_bytes())
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(data)), strict=True))
 
 
@@ -184,7 +184,7 @@ def test_pytorch(name: str, tmp_path: Path) -> None:
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     near_the_original(by_litert(path, {"image": x}), original)
     said = metadata(path)
-    assert [tuple(each["axes"]) for side in ("inputs", "outputs") for each in said[side]] == [inputs, outputs]
+    assert [tuple(port["axes"]) for side in ("inputs", "outputs") for port in said[side]] == [inputs, outputs]
     with torch.no_grad():
         own = prepared(torch.from_numpy(x)).numpy()
     assert np.array_equal(by_litert(path, {"image": x})["output"], own)
@@ -199,18 +199,18 @@ def test_pytorch(name: str, tmp_path: Path) -> None:
 def test_a_dictionary_of_inputs_and_outputs(bits: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch = {"image": random(*CUBE), "bias": random(BATCH, 6, seed=1)}
-    given = ({name: torch.from_numpy(each) for name, each in batch.items()},)
+    arguments = ({name: torch.from_numpy(array) for name, array in batch.items()},)
     model = TwoInputs()
     with torch.no_grad():
-        original = model(*given)
-    prepared, graph = trained(model, given, rules=[qat.Rule("batch_*", activation_bits=bits), qat.Rule()])
+        original = model(*arguments)
+    prepared, graph = trained(model, arguments, rules=[qat.Rule("batch_*", activation_bits=bits), qat.Rule()])
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     with torch.no_grad():
-        own = {name: each.numpy() for name, each in prepared(*given).items()}
+        own = {name: tensor.numpy() for name, tensor in prepared(*arguments).items()}
     results = by_litert(path, batch)
     near_the_original(results, original, bits)
     assert all(np.array_equal(results[name], own[name]) for name in own)
-    assert deploy.verify(graph, path, model=prepared, data=given).equal
+    assert deploy.verify(graph, path, model=prepared, data=arguments).equal
     if bits < 16:
         onnx = by_onnxruntime(deploy.write_onnx(graph, tmp_path / "model.onnx"), batch)
         assert all(np.mean(onnx[name] != own[name]) < 0.02 for name in own)
@@ -253,9 +253,9 @@ class TestKeras:
         own = prepared.predict(data, verbose=0)
         results = by_litert(path, named)
         own, original = (
-            each if isinstance(each, Mapping)
-            else dict(zip(results, each if isinstance(each, list | tuple) else [each], strict=True))
-            for each in (own, original)
+            outputs if isinstance(outputs, Mapping)
+            else dict(zip(results, outputs if isinstance(outputs, list | tuple) else [outputs], strict=True))
+            for outputs in (own, original)
         )  # fmt: skip
         near_the_original(results, original)
         assert set(own) == set(results)
@@ -263,8 +263,8 @@ class TestKeras:
             assert np.array_equal(results[name], wanted), name
         assert deploy.verify(graph, path, model=prepared, data=data).equal
         said = metadata(path)
-        for each in (*said["inputs"], *said["outputs"]):
-            assert each["axes"] == list(range(len(each["axes"])))
+        for port in (*said["inputs"], *said["outputs"]):
+            assert port["axes"] == list(range(len(port["axes"])))
         onnx = by_onnxruntime(deploy.write_onnx(graph, tmp_path / "model.onnx"), named)
         assert all(np.mean(onnx[name] != own[name]) < 0.02 for name in own)
         return results
@@ -323,8 +323,8 @@ class TestJax:
         assert all(np.array_equal(results[name], np.asarray(own[name])) for name in own)
         assert deploy.verify(graph, path, model=prepared.trained(params, state), data=data).equal
         said = metadata(path)
-        for each in (*said["inputs"], *said["outputs"]):
-            assert each["axes"] == list(range(len(each["axes"])))
+        for port in (*said["inputs"], *said["outputs"]):
+            assert port["axes"] == list(range(len(port["axes"])))
 
     def test_images_flattened(self, tmp_path: Path) -> None:
         x = random(*CUBE)
@@ -362,7 +362,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromPackedBuf(path.read_bytes())
-    (entry,) = [each for each in model.metadata if each.name == b"exactqat"]
+    (entry,) = [entry for entry in model.metadata if entry.name == b"exactqat"]
     said = json.loads(bytes(model.buffers[entry.buffer].data))
     change(said)
     model.buffers[entry.buffer].data = np.frombuffer(json.dumps(said).encode(), np.uint8)
@@ -427,9 +427,9 @@ def test_verify_says_what_it_needs(tmp_path: Path) -> None:
     x = torch.from_numpy(random(*CUBE))
     prepared, graph = trained(flattened(), x)
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
-    for given in ({}, {"model": prepared}):
+    for arguments in ({}, {"model": prepared}):
         with pytest.raises(TypeError, match=r"needs x \(codes\) or data"):
-            deploy.verify(graph, path, **given)
+            deploy.verify(graph, path, **arguments)
     with pytest.raises(ValueError, match="there is nothing to compare"):
         deploy.verify(graph, path, model=prepared, data=x[:0])
     changed(path, lambda said: said.clear())
@@ -448,8 +448,8 @@ def test_inputs_are_checked_by_name_and_shape() -> None:
 
 def test_the_graph_says_how_it_lies() -> None:
     _, graph = trained(IN_PYTORCH["images to a map"][0](), torch.from_numpy(random(BATCH, 6, 8, 9)))
-    (given,), (result,) = graph.signature.inputs, graph.signature.outputs
-    assert given.described(graph.tensors["input"]) == "image [N, 6, 8, 9] as [N, 8, 9, 6]"
+    (source,), (result,) = graph.signature.inputs, graph.signature.outputs
+    assert source.described(graph.tensors["input"]) == "image [N, 6, 8, 9] as [N, 8, 9, 6]"
     assert result.described(graph.tensors[result.tensor]) == "output [N, 6, 8, 9] as [N, 8, 9, 6]"
     header = deploy.c_array(graph)
     assert "//   image [N, 6, 8, 9] as [N, 8, 9, 6]" in header
@@ -502,7 +502,7 @@ def test_a_last_step_outside(name: str, shape: str, tmp_path: Path) -> None:
     model, x = ending(last, shape)
     with pytest.warns(qat.FinalActivationWarning, match="keep_final_activation=True") as caught:
         prepared, graph = trained(model, x, keep_final_activation=None)
-    assert sum(each.category is qat.FinalActivationWarning for each in caught) == 1
+    assert sum(warning.category is qat.FinalActivationWarning for warning in caught) == 1
     assert caught[0].filename == __file__
     assert kind not in [operator.kind for operator in graph.operators]
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
@@ -546,12 +546,12 @@ def test_a_last_step_in_jax_and_keras(tmp_path: Path, monkeypatch: pytest.Monkey
     model = keras.Sequential([keras.Input((6,), name="x"), keras.layers.Dense(5, activation="softmax", name="scores")])
     with pytest.warns(qat.FinalActivationWarning, match="'scores'"):
         qat.keras.prepare(model)
-    made = qat.keras.prepare(model, keep_final_activation=True)
-    qat.keras.calibrate(made, [x])
-    qat.keras.freeze(made)
-    path = deploy.write_tflite(deploy.lower(made), tmp_path / "model.tflite")
-    assert np.array_equal(by_litert(path, {"x": x})["scores"], made.predict(x, verbose=0))
-    made.save(tmp_path / "model.keras")
+    network = qat.keras.prepare(model, keep_final_activation=True)
+    qat.keras.calibrate(network, [x])
+    qat.keras.freeze(network)
+    path = deploy.write_tflite(deploy.lower(network), tmp_path / "model.tflite")
+    assert np.array_equal(by_litert(path, {"x": x})["scores"], network.predict(x, verbose=0))
+    network.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
-    assert np.array_equal(again.predict(x, verbose=0), made.predict(x, verbose=0))
+    assert np.array_equal(again.predict(x, verbose=0), network.predict(x, verbose=0))
     assert [port.name for port in deploy.lower(again).signature.outputs] == ["scores"]

@@ -34,8 +34,8 @@ from exactqat.kit.device.tensor import INDICES
 
 @pytest.mark.parametrize("name", READ)
 def test_files_of_others_run_as_simulated(name: str) -> None:
-    found = inspect(FILES / f"{name}.tflite", examples=2)
-    here = [device for device in found.devices if device.profile in profiles_here()]
+    inspection = inspect(FILES / f"{name}.tflite", examples=2)
+    here = [device for device in inspection.devices if device.profile in profiles_here()]
     # TFLite-Micro and LiteRT's reference kernels lack the TILE of this version; TFLite-Micro also shapes' product, EXP
     # of codes, ONE_HOT, a choice between indices, and shapes and states that follow from an open batch.
     choice = "|TFLite-Micro fails to run the file: Interpreter invocation" if name.startswith("embedded") else ""
@@ -46,8 +46,8 @@ def test_files_of_others_run_as_simulated(name: str) -> None:
     assert all(lacking.search(device.not_run) for device in here if device.not_run)
     ran = [device for device in here if not device.not_run]
     assert ran and all(device.values and not device.differing for device in ran)
-    assert found.equal and json.loads(found.as_json())["equal"]
-    assert max(map(len, found.text(80).splitlines())) <= 80
+    assert inspection.equal and json.loads(inspection.as_json())["equal"]
+    assert max(map(len, inspection.text(80).splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
     for content in cases(3, 20):
         path.write_bytes(content)
         try:
-            found = inspect(path, examples=1, devices=["reference"], seconds=60)
-            answers.append(found.text() + found.as_json())
+            inspection = inspect(path, examples=1, devices=["reference"], seconds=60)
+            answers.append(inspection.text() + inspection.as_json())
         except (Refusal, RuntimeError) as error:
             answers.append(str(error))
     assert len(answers) == 20 and all(answers)
@@ -111,11 +111,11 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_devices_that_disagree_are_named() -> None:
     """From the first layer on that they round otherwise."""
-    found = inspect(FILES / "branches.int8.tflite", examples=4)
-    pairs = {each.profiles for each in found.disagreements}
+    inspection = inspect(FILES / "branches.int8.tflite", examples=4)
+    pairs = {finding.profiles for finding in inspection.disagreements}
     assert ("xnnpack-x86", "reference") in pairs
-    first = next(each for each in found.disagreements if each.profiles == ("xnnpack-x86", "reference"))
-    assert first.layer in {layer.result for layer in found.layers} and first.differing > 0
+    first = next(finding for finding in inspection.disagreements if finding.profiles == ("xnnpack-x86", "reference"))
+    assert first.layer in {layer.result for layer in inspection.layers} and first.differing > 0
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
@@ -157,7 +157,7 @@ def test_a_difference_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
     def changed(*arguments: Any) -> Any:
         file = read_content(*arguments)
-        operator = next(each for each in file.graph.operators if each.kind == "CONV_2D")
+        operator = next(operator for operator in file.graph.operators if operator.kind == "CONV_2D")
         filter = file.graph.tensors[operator.inputs[1]]
         data = filter.data.copy()
         data.flat[0] = 100 if data.flat[0] < 0 else -100
@@ -166,11 +166,11 @@ def test_a_difference_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
     read_content = module.read_content
     monkeypatch.setattr(module, "read_content", changed)
-    found = inspect(path, examples=2, devices=["reference"])
-    (device,) = (each for each in found.devices if each.values)
-    wrong = [each.name for each in device.operators if each.differing]
-    first = next(layer.result for layer in found.layers if layer.kind == "CONV_2D")
-    assert not found.equal and wrong == [first] and device.differing_as_claimed > 0
+    inspection = inspect(path, examples=2, devices=["reference"])
+    (device,) = (device for device in inspection.devices if device.values)
+    wrong = [row.name for row in device.operators if row.differing]
+    first = next(layer.result for layer in inspection.layers if layer.kind == "CONV_2D")
+    assert not inspection.equal and wrong == [first] and device.differing_as_claimed > 0
     status, output, _ = run(capsys, monkeypatch, str(path), "--examples", "1", "--device", "reference")
     assert status == 1 and "does not run as simulated" in output
 
@@ -189,6 +189,6 @@ def test_sizes_that_the_file_leaves_open_and_states_too_small(tmp_path: Path) ->
     packed.Finish(model.Pack(packed), IDENTIFIER)
     path = tmp_path / "model.tflite"
     path.write_bytes(packed.Output())
-    found = {device.profile: device for device in inspect(path).devices}
-    assert found["reference"].values and not found["reference"].differing
-    assert "computes the shape [1, 9, 7] for 'y', for which the file has [1, 7, 7]" in found["micro"].not_run
+    devices = {device.profile: device for device in inspect(path).devices}
+    assert devices["reference"].values and not devices["reference"].differing
+    assert "computes the shape [1, 9, 7] for 'y', for which the file has [1, 7, 7]" in devices["micro"].not_run

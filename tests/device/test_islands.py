@@ -35,8 +35,8 @@ def every_result(path: Path, examples: int = 3) -> tuple[object, dict[str, np.nd
     )
     parts = []
     for _ in range(examples):
-        given = {name: rng.normal(size=graph.tensors[name].shape).astype(np.float32) for name in graph.inputs}
-        parts.append({**given, **runtime.run(given)})
+        inputs = {name: rng.normal(size=graph.tensors[name].shape).astype(np.float32) for name in graph.inputs}
+        parts.append({**inputs, **runtime.run(inputs)})
     return graph, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -44,9 +44,9 @@ def every_result(path: Path, examples: int = 3) -> tuple[object, dict[str, np.nd
 def test_operators_in_float_are_near_the_runtime(name: str) -> None:
     graph, device = every_result(FILES / f"{name}.float32.tflite")
     for operator in graph.operators:
-        for result, found in simulate_results(graph, operator, device, "xnnpack-x86").items():
-            assert found.dtype == device[result].dtype == np.float32
-            np.testing.assert_allclose(found, device[result], rtol=2e-5, atol=2e-6, err_msg=operator.kind)
+        for result, array in simulate_results(graph, operator, device, "xnnpack-x86").items():
+            assert array.dtype == device[result].dtype == np.float32
+            np.testing.assert_allclose(array, device[result], rtol=2e-5, atol=2e-6, err_msg=operator.kind)
 
 
 IMAGE = (1, 5, 6, 8)
@@ -83,11 +83,11 @@ def test_what_we_write_in_float_is_near_the_runtime(
     content = tflite_bytes(graph)
     assert tflite_bytes(read_content(content).graph) == content
     rng = np.random.default_rng(0)
-    given = {name: rng.normal(size=IMAGE).astype(np.float32) for name in graph.inputs}
-    device = open_runtime(content, graph.inputs, graph.outputs, profile).run(given)
-    for name, found in simulate(graph, given, profile).items():
-        assert found.dtype == device[name].dtype
-        np.testing.assert_allclose(found, device[name], rtol=2e-5, atol=2e-6)
+    inputs = {name: rng.normal(size=IMAGE).astype(np.float32) for name in graph.inputs}
+    device = open_runtime(content, graph.inputs, graph.outputs, profile).run(inputs)
+    for name, array in simulate(graph, inputs, profile).items():
+        assert array.dtype == device[name].dtype
+        np.testing.assert_allclose(array, device[name], rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("profile", ["xnnpack-x86", "reference"])
@@ -113,10 +113,10 @@ def test_a_recurrent_layer_in_float_is_near_the_runtime(integers: bool, function
     assert tflite_bytes(read_content(content).graph) == content
     runtime, state = open_runtime(content, graph.inputs, graph.outputs, profile), {}
     for _ in range(3):
-        given = {"x": rng.normal(size=(1, 5, 3)).astype(np.float32)}
-        found = simulate(graph, given, profile, state=state)["y"]
+        inputs = {"x": rng.normal(size=(1, 5, 3)).astype(np.float32)}
+        result = simulate(graph, inputs, profile, state=state)["y"]
         tolerance = 0.02 if integers else 2e-6
-        np.testing.assert_allclose(found, runtime.run(given)["y"], rtol=2e-5, atol=tolerance)
+        np.testing.assert_allclose(result, runtime.run(inputs)["y"], rtol=2e-5, atol=tolerance)
     assert state["state"].dtype == np.float32 and state["state"].any()
 
 
@@ -127,9 +127,9 @@ def test_a_cast_of_real_numbers(to: str) -> None:
     x = np.concatenate([np.linspace(-3, 3, 60), [0.0, -0.0, 2.0**24 + 2, 1e-30]]).astype(np.float32)[None]
     content = tflite_bytes(graph)
     device = open_runtime(content, graph.inputs, graph.outputs, "reference").run({"x": x})["y"]
-    (found,) = simulate(read_content(content).graph, x, "reference").values()
-    assert found.dtype == device.dtype == to
-    np.testing.assert_array_equal(found, device)
+    (result,) = simulate(read_content(content).graph, x, "reference").values()
+    assert result.dtype == device.dtype == to
+    np.testing.assert_array_equal(result, device)
 
 
 def test_images_without_a_grid(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_images_without_a_grid(tmp_path: Path) -> None:
     y = builder.relu(codes, per_tensor(1.0, -128), name="y")
     path = tmp_path / "image.tflite"
     path.write_bytes(tflite_bytes(builder.graph([y])))
-    found = inspect(path, {"image": np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)}, devices=["xnnpack"])
-    (device,) = (each for each in found.devices if each.values)
-    assert found.equal and device.differing == 0 and {row.kind for row in device.operators if row.values} == {
+    inspection = inspect(path, {"image": np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)}, devices=["xnnpack"])
+    (device,) = (device for device in inspection.devices if device.values)
+    assert inspection.equal and device.differing == 0 and {row.kind for row in device.operators if row.values} == {
         "CAST", "QUANTIZE:float32", "RELU"
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"must hold integers in 0\.\.255, got 256"):
@@ -171,25 +171,25 @@ def test_an_island_is_written_again() -> None:
     assert [operator.kind for operator in graph.operators][1:4] == ["DEQUANTIZE", "ELU", "QUANTIZE"]
     again = read_content(tflite_bytes(graph)).graph
     codes = np.random.default_rng(0).integers(-128, 128, (4, 12)).astype(np.int8)
-    for found, expected in zip(simulate(again, codes).values(), simulate(graph, codes).values(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(simulate(again, codes).values(), simulate(graph, codes).values(), strict=True):
+        np.testing.assert_array_equal(result, expected)
     measured = [graph.measured_as(operator) for operator in graph.operators]
     assert measured[1:4] == ["DEQUANTIZE", "ELU:float32", "QUANTIZE:float32"]
 
 
 @pytest.mark.slow
 def test_an_island_is_inspected_at_its_ends() -> None:
-    found = inspect(FILES / "float_island.int8.tflite", examples=3, devices=["xnnpack"])
-    (device,) = (each for each in found.devices if each.values)
+    inspection = inspect(FILES / "float_island.int8.tflite", examples=3, devices=["xnnpack"])
+    (device,) = (device for device in inspection.devices if device.values)
     counts = {row.kind: (row.values, row.differing, row.exact) for row in device.operators}
     assert counts["DEQUANTIZE"] == (24, 0, True) and counts["QUANTIZE:float32"] == (24, 0, True)
     assert counts["ELU:float32"] == (0, 0, False)
-    assert found.equal and "1 operator computes in float32" in found.text()
+    assert inspection.equal and "1 operator computes in float32" in inspection.text()
 
 
 @pytest.mark.slow
 def test_nothing_is_claimed_of_a_network_in_float() -> None:
-    found = inspect(FILES / "convolutions.dynamic_range.tflite", examples=2, devices=["reference"])
-    assert not found.equal and not any(device.values for device in found.devices)
-    assert {layer.dtype for layer in found.layers} == {FLOAT}
-    assert "no integer was compared" in found.text()
+    inspection = inspect(FILES / "convolutions.dynamic_range.tflite", examples=2, devices=["reference"])
+    assert not inspection.equal and not any(device.values for device in inspection.devices)
+    assert {layer.dtype for layer in inspection.layers} == {FLOAT}
+    assert "no integer was compared" in inspection.text()

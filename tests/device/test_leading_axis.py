@@ -182,12 +182,12 @@ def test_signatures_are_chosen_by_name(tmp_path: Path) -> None:
         model.signatureDefs.append(signature)
     path = tmp_path / "model.tflite"
     path.write_bytes(packed(model))
-    assert [each.kind for each in read_tflite(path).operators] == ["RELU"]
+    assert [operator.kind for operator in read_tflite(path).operators] == ["RELU"]
     read = read_tflite(path, "absolute")
-    assert [each.kind for each in read.operators] == ["ABS"] and read.signature.inputs[0].name == "absolute_0"
+    assert [operator.kind for operator in read.operators] == ["ABS"] and read.signature.inputs[0].name == "absolute_0"
     for signature, kind in (("", "RELU"), ("absolute", "ABS")):
-        found = inspect(path, signature=signature)
-        assert found.equal and [layer.kind for layer in found.layers] == [kind] and found.ran_on
+        inspection = inspect(path, signature=signature)
+        assert inspection.equal and [layer.kind for layer in inspection.layers] == [kind] and inspection.ran_on
     with pytest.raises(Refusal, match="it has no signature 'third'; it has relu, absolute"):
         read_tflite(path, "third")
 

@@ -95,14 +95,14 @@ def test_a_form_is_the_runtimes(form: tuple[str, ...], profile: str, monkeypatch
         graph = read_content(content).graph
         assert [operator.kind for operator in graph.operators] == ["EMBEDDING"]
         indices = rng.integers(0, rows, (1, *sizes)).astype(np.int32)
-        (found,) = simulate(graph, {"x": indices}, profile).values()
-        np.testing.assert_array_equal(found, codes[indices])
+        (result,) = simulate(graph, {"x": indices}, profile).values()
+        np.testing.assert_array_equal(result, codes[indices])
         try:
             device = open_runtime(content, graph.inputs, graph.outputs, profile).run({"x": indices})
         except RuntimeRefusal:
             assert profile == "micro"  # which lacks some of these
             continue
-        np.testing.assert_array_equal(device["y"], found)
-        compared += found.size
+        np.testing.assert_array_equal(device["y"], result)
+        compared += result.size
     assert compared > 100 or profile == "micro"
     assert ("EMBEDDING", profile) in EXACT

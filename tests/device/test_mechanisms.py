@@ -85,14 +85,14 @@ def made(name: str) -> tuple[Graph, dict[str, np.ndarray]]:
     rng = np.random.default_rng(3)
     graph = CASES[name][0](rng)
     codes = {}
-    for each in graph.inputs:
-        tensor = graph.tensors[each]
+    for source in graph.inputs:
+        tensor = graph.tensors[source]
         reach = 12 if name == "half to even or away" else 128
         values = rng.integers(-reach, reach, (6, *tensor.shape[1:])) + (0 if reach == 128 else 3)
-        codes[each] = np.zeros_like(values) if name == "dense" else values
+        codes[source] = np.zeros_like(values) if name == "dense" else values
         if name == "fixed point":
-            codes[each] = np.arange(-128, 128)[None]
-    return graph, {each: values.astype(np.int8) for each, values in codes.items()}
+            codes[source] = np.arange(-128, 128)[None]
+    return graph, {source: values.astype(np.int8) for source, values in codes.items()}
 
 
 @pytest.mark.slow
@@ -100,16 +100,16 @@ def made(name: str) -> tuple[Graph, dict[str, np.ndarray]]:
 def test_the_mechanism_is_found_from_the_file(name: str, tmp_path: Path) -> None:
     graph, codes = made(name)
     _, pair, properties, words = CASES[name]
-    found = inspect(write_tflite(graph, tmp_path / "model.tflite"), codes, devices=["reference"])
-    each = next(each for each in found.disagreements if each.profiles == pair)
-    assert each.layer == ("first" if len(graph.operators) > 1 else "y")
-    assert each.mechanism.properties == properties
-    assert words in each.mechanism.sentence
+    inspection = inspect(write_tflite(graph, tmp_path / "model.tflite"), codes, devices=["reference"])
+    finding = next(finding for finding in inspection.disagreements if finding.profiles == pair)
+    assert finding.layer == ("first" if len(graph.operators) > 1 else "y")
+    assert finding.mechanism.properties == properties
+    assert words in finding.mechanism.sentence
     if name in ("half to even or away", "half up"):
-        assert each.mechanism.ties == each.mechanism.differing
+        assert finding.mechanism.ties == finding.mechanism.differing
     if name == "two roundings":
-        assert each.mechanism.ties == 0
-    text = " ".join(found.text().split())
+        assert finding.mechanism.ties == 0
+    text = " ".join(inspection.text().split())
     assert f"{words[0].upper()}{words[1:]}" in text
 
 
@@ -134,9 +134,9 @@ def test_xnnpack_leaves_constants_of_subnormal_scale_to_other_kernels() -> None:
         for example in range(len(codes["x"])):
             runtime = open_runtime(with_outputs(file, ("first",)), graph.inputs, ("first",), "xnnpack-x86", True)
             parts.append(runtime.run({"x": codes["x"][example : example + 1]})["first"])
-        found = np.concatenate(parts)
-        np.testing.assert_array_equal(found, simulate(graph, codes, profile, ["first"])["first"])
-        assert np.any(found != simulate(graph, codes, other, ["first"])["first"])
+        results = np.concatenate(parts)
+        np.testing.assert_array_equal(results, simulate(graph, codes, profile, ["first"])["first"])
+        assert np.any(results != simulate(graph, codes, other, ["first"])["first"])
 
 
 @pytest.mark.slow
@@ -154,10 +154,10 @@ def test_every_difference_of_the_sweep_has_a_mechanism() -> None:
             for first in PROFILES:
                 for second in PROFILES:
                     try:
-                        found = mechanism_of(graph, graph.operators[-1], codes, first, second)
+                        reason = mechanism_of(graph, graph.operators[-1], codes, first, second)
                     except ValueError:  # codes at which a runtime dies
                         continue
-                    if found is not None:
-                        assert found.properties and set(found.properties) <= set(MECHANISMS), (kind, first, second)
-                        explained.update(found.properties)
+                    if reason is not None:
+                        assert reason.properties and set(reason.properties) <= set(MECHANISMS), (kind, first, second)
+                        explained.update(reason.properties)
     assert len(explained) >= 6

@@ -144,10 +144,10 @@ def test_every_operator(build: Callable[[Random, Builder, str, str], str], tmp_p
 def test_every_declaration(kind: str, tmp_path: Path) -> None:
     """The random graphs of the sweep, whose many ties round to even here: off by one, but by no more."""
     for graph, codes in graphs(kind, "xnnpack-x86", 8):
-        kinds = {each.kind for each in graph.operators}
+        kinds = {operator.kind for operator in graph.operators}
         # Axes that operators of others' files leave out.
-        others = any(each.attributes.get("shrink_axes") for each in graph.operators)
-        if others or "DIV" in kinds or any(type(OPERATORS[each]).onnx is DeviceOperator.onnx for each in kinds):
+        others = any(operator.attributes.get("shrink_axes") for operator in graph.operators)
+        if others or "DIV" in kinds or any(type(OPERATORS[name]).onnx is DeviceOperator.onnx for name in kinds):
             # What only others' files hold is not written to ONNX.
             with pytest.raises(Refusal, match="has no form in ONNX here|ONNX has no variables"):
                 write_onnx(graph, tmp_path / "model.onnx")

@@ -100,8 +100,8 @@ def test_a_graph_of_all_of_them(tmp_path: Path) -> None:
         [builder.quantize(builder.input("x", (1, 256), per_tensor(0.031, 3)), per_tensor(0.0217, 3), name="y")]
     )
     codes = np.arange(-128, 128).astype(np.int8)[None]
-    found = verify(graph, write_onnx(graph, path), codes, DEVICE)
-    assert not found.differing and np.any(simulate(graph, codes)["y"] != simulate(graph, codes, DEVICE)["y"])
+    comparison = verify(graph, write_onnx(graph, path), codes, DEVICE)
+    assert not comparison.differing and np.any(simulate(graph, codes)["y"] != simulate(graph, codes, DEVICE)["y"])
 
 
 @here
@@ -124,7 +124,7 @@ def test_what_is_trained_is_what_it_computes(name: str, tmp_path: Path) -> None:
         optimizer.step()
     graph = deploy.lower(prepared.eval())
     assert graph.trained_for == DEVICE
-    codes = deploy.input_codes(graph, [each.numpy() for each in examples])
+    codes = deploy.input_codes(graph, [example.numpy() for example in examples])
     trained = deploy.device_codes(prepared, *examples)
     report = verify(graph, write_onnx(graph, tmp_path / "model.onnx"), codes, DEVICE, trained_codes=trained)
     assert report.differing == report.training_differing == 0 < report.training_values

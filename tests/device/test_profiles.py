@@ -41,11 +41,11 @@ def small() -> tuple[Graph, np.ndarray]:
 
 def test_a_fifth_device_is_simulated_and_claims_nothing(npu: Profile) -> None:
     graph, codes = small()
-    found = {name: simulate(graph, codes, name, graph.results()) for name in PROFILES}
-    assert list(found) == ["xnnpack-x86", "xnnpack-arm64", "reference", "micro", "onnxruntime-x86", "npu"]
-    assert all(np.array_equal(found["npu"][name], found["reference"][name]) for name in graph.results())
-    assert not np.array_equal(found["npu"]["coarse"], found["xnnpack-x86"]["coarse"])
-    assert np.array_equal(simulate(graph, codes, npu)["y"], found["npu"]["y"])
+    results = {name: simulate(graph, codes, name, graph.results()) for name in PROFILES}
+    assert list(results) == ["xnnpack-x86", "xnnpack-arm64", "reference", "micro", "onnxruntime-x86", "npu"]
+    assert all(np.array_equal(results["npu"][name], results["reference"][name]) for name in graph.results())
+    assert not np.array_equal(results["npu"]["coarse"], results["xnnpack-x86"]["coarse"])
+    assert np.array_equal(simulate(graph, codes, npu)["y"], results["npu"]["y"])
     assert unclaimed(graph, "npu") == ("FULLY_CONNECTED", "QUANTIZE", "LOGISTIC", "MUL") and not unclaimed(
         graph, "reference"
     )
@@ -125,5 +125,5 @@ def test_the_command_line_names_every_device(command: str) -> None:
     from exactqat.cli import application
 
     commands = get_command(application.command_line()).commands  # type: ignore[attr-defined]
-    (option,) = (each for each in commands[command].params if each.name == "device")
+    (option,) = (parameter for parameter in commands[command].params if parameter.name == "device")
     assert all(name in option.help for name in that_run(".tflite"))

@@ -54,8 +54,8 @@ def test_round_trip(kind: str) -> None:
                 expected = simulate(graph, codes, profile)
             except Refusal:  # codes at which a runtime dies
                 continue
-            for name, found in simulate(again, codes, profile).items():
-                np.testing.assert_array_equal(found, expected[name])
+            for name, result in simulate(again, codes, profile).items():
+                np.testing.assert_array_equal(result, expected[name])
 
 
 def small_graph() -> Graph:
@@ -156,8 +156,8 @@ def test_files_of_others_are_read(name: str) -> None:
     for profile in PROFILES:
         if left and PROFILES[profile].delegates:  # they take the operators of the file that is written again
             continue
-        found, expected = simulate(again, codes, profile), simulate(file.graph, codes, profile)
-        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+        results, expected = simulate(again, codes, profile), simulate(file.graph, codes, profile)
+        assert all(np.array_equal(results[name], expected[name]) for name in expected)
 
 
 def test_ends_off_the_grid() -> None:
@@ -177,9 +177,9 @@ def test_constants_that_a_network_looks_up_or_joins() -> None:
     assert one_hot.operators[0].kind == "EMBEDDING"
     (joined,) = (operator for operator in token.operators if operator.kind == "CONCATENATION")
     codes = np.arange(2 * 5 * 6, dtype=np.int8).reshape(2, 5, 6)
-    found = simulate(token, {token.inputs[0]: codes}, tensors=[*joined.outputs])
+    results = simulate(token, {token.inputs[0]: codes}, tensors=[*joined.outputs])
     constant = next(token.tensors[name].data for name in joined.inputs if token.tensors[name].data is not None)
-    for example in found[joined.outputs[0]]:  # each has the constant
+    for example in results[joined.outputs[0]]:  # each has the constant
         np.testing.assert_array_equal(example[:1], constant[0])
 
 
@@ -221,7 +221,7 @@ def test_grids_between_that_a_runtime_would_keep_are_refused() -> None:
 
     def variable(model: Any) -> None:
         graph = model.subgraphs[0]
-        at = next(each.intermediates for each in graph.operators if each.intermediates is not None)[2]
+        at = next(operator.intermediates for operator in graph.operators if operator.intermediates is not None)[2]
         graph.tensors[at].isVariable = True
 
     content = (FILES / "lstm.int8.tflite").read_bytes()
@@ -260,10 +260,10 @@ def test_what_is_written_twice_is_refused() -> None:
     """Also by operators that no graph has: runtimes keep other tensors there in between."""
 
     def again(model: Any) -> None:
-        words = [each.builtinCode for each in model.operatorCodes]
+        words = [code.builtinCode for code in model.operatorCodes]
         select = words.index(schema.BuiltinOperator.SELECT_V2)
         graph = model.subgraphs[0]
-        graph.operators.append(next(each for each in graph.operators if each.opcodeIndex == select))
+        graph.operators.append(next(operator for operator in graph.operators if operator.opcodeIndex == select))
 
     content = (FILES / "embedded.int8.tflite").read_bytes()
     with pytest.raises(Refusal, match="is written twice"):
@@ -273,11 +273,11 @@ def test_what_is_written_twice_is_refused() -> None:
 def test_codes_are_not_quantized_into_real_numbers() -> None:
     def into_reals(model: Any) -> None:
         graph = model.subgraphs[0]
-        words = [each.builtinCode for each in model.operatorCodes]
+        words = [code.builtinCode for code in model.operatorCodes]
         dequantize, quantize = (
             words.index(getattr(schema.BuiltinOperator, word)) for word in ("DEQUANTIZE", "QUANTIZE")
         )
-        next(each for each in graph.operators if each.opcodeIndex == dequantize).opcodeIndex = quantize
+        next(operator for operator in graph.operators if operator.opcodeIndex == dequantize).opcodeIndex = quantize
 
     content = (FILES / "float_island.int8.tflite").read_bytes()
     with pytest.raises(Refusal, match="QUANTIZE: the result must be int8 or int16, got float32"):
@@ -356,7 +356,7 @@ def test_options_that_count_something_else() -> None:
 def test_an_lstm_whose_hidden_state_is_no_int8() -> None:
     def otherwise(model: Any) -> None:
         graph = model.subgraphs[0]
-        (operator,) = (each for each in graph.operators if each.intermediates is not None)
+        (operator,) = (operator for operator in graph.operators if operator.intermediates is not None)
         graph.tensors[operator.intermediates[4]].type = schema.TensorType.UINT16
 
     with pytest.raises(Refusal, match="with a hidden state in uint16 on the way"):
@@ -365,15 +365,15 @@ def test_an_lstm_whose_hidden_state_is_no_int8() -> None:
 
 def test_an_lstms_numbers_and_scales_of_relu6_that_kernels_cannot_hold() -> None:
     def zero_point(model: Any) -> None:
-        (operator,) = (each for each in model.subgraphs[0].operators if each.intermediates is not None)
+        (operator,) = (operator for operator in model.subgraphs[0].operators if operator.intermediates is not None)
         model.subgraphs[0].tensors[operator.intermediates[4]].quantization.zeroPoint = np.array([-(2**63)], np.int64)
 
     def clip(model: Any) -> None:
-        (operator,) = (each for each in model.subgraphs[0].operators if each.intermediates is not None)
+        (operator,) = (operator for operator in model.subgraphs[0].operators if operator.intermediates is not None)
         operator.builtinOptions.cellClip = float("inf")
 
     def no_step(model: Any) -> None:
-        (operator,) = (each for each in model.subgraphs[0].operators if each.intermediates is not None)
+        (operator,) = (operator for operator in model.subgraphs[0].operators if operator.intermediates is not None)
         operator.builtinOptions.cellClip = 1e-9
 
     for change, words in (
@@ -490,13 +490,13 @@ def test_what_litert_rejects_is_refused() -> None:
     content = tflite_bytes(builder.graph([builder.softmax(builder.reshape("x", (1, 8), name="y"), name="z")]))
 
     def constant_variable(model: Any) -> None:
-        next(each for each in model.subgraphs[0].tensors if model.buffers[each.buffer].data is not None).isVariable = 1
+        next(edge for edge in model.subgraphs[0].tensors if model.buffers[edge.buffer].data is not None).isVariable = 1
 
     def no_zero_point(model: Any) -> None:
         model.subgraphs[0].tensors[0].quantization.zeroPoint = None
 
     def other_options(model: Any) -> None:
-        (softmax,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, "beta"))
+        (softmax,) = (operator for operator in model.subgraphs[0].operators if hasattr(operator.builtinOptions, "beta"))
         softmax.builtinOptionsType = schema.BuiltinOptions.Pool2DOptions
         softmax.builtinOptions = schema.Pool2DOptionsT()
 
@@ -508,7 +508,7 @@ def test_what_litert_rejects_is_refused() -> None:
 
     def constant_output(model: Any) -> None:
         tensors = enumerate(model.subgraphs[0].tensors)
-        model.subgraphs[0].outputs = [next(at for at, each in tensors if model.buffers[each.buffer].data is not None)]
+        model.subgraphs[0].outputs = [next(at for at, edge in tensors if model.buffers[edge.buffer].data is not None)]
 
     for change, message in (
         (other_shape, r"the shape \[1, 4\] and the signature \[-1, 8\]"),
@@ -541,7 +541,7 @@ def test_options_of_another_operator_are_refused_though_they_have_the_field() ->
 
 def test_depth_multipliers_fit_the_filter() -> None:
     def change(model: Any) -> None:
-        (step,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, "depthMultiplier"))
+        (step,) = (step for step in model.subgraphs[0].operators if hasattr(step.builtinOptions, "depthMultiplier"))
         step.builtinOptions.depthMultiplier = -1
 
     content = tflite_bytes(random_graph(np.random.default_rng(0), "DEPTHWISE_CONV_2D"))
@@ -572,7 +572,7 @@ def test_room_for_shapes_that_are_computed(size: int, words: str) -> None:
     def change(model: Any) -> None:
         tensors, packed = model.subgraphs[0].tensors, schema.BuiltinOperator.PACK
         (step,) = (
-            each for each in model.subgraphs[0].operators if model.operatorCodes[each.opcodeIndex].builtinCode == packed
+            step for step in model.subgraphs[0].operators if model.operatorCodes[step.opcodeIndex].builtinCode == packed
         )
         tensors[step.outputs[0]].shape = [size]
 
@@ -603,10 +603,10 @@ def test_no_option_is_passed_over(kind: str) -> None:
                     setattr(model.subgraphs[0].operators[at].builtinOptions, option, other)
 
                 try:
-                    found = tflite_bytes(read_content(changed(content, change)).graph)
+                    result = tflite_bytes(read_content(changed(content, change)).graph)
                 except Refusal:
                     continue
-                assert found != expected, (option, value, other)
+                assert result != expected, (option, value, other)
 
 
 @pytest.mark.parametrize(("kind", "option"), [("ADD", "fusedActivationFunction"), ("GATHER", "axis")])
@@ -615,7 +615,7 @@ def test_options_inside_of_what_is_read_as_one_operator(kind: str, option: str) 
     graph = random_graph(np.random.default_rng(0), "LOOKUP")
 
     def change(model: Any) -> None:
-        (step,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, option))
+        (step,) = (step for step in model.subgraphs[0].operators if hasattr(step.builtinOptions, option))
         setattr(step.builtinOptions, option, 2)
 
     assert read_content(tflite_bytes(graph)).graph.operators[0].kind == "LOOKUP"
@@ -646,7 +646,7 @@ def test_weights_of_four_bits() -> None:
     graph = replace(graph, tensors=tensors)
     content = tflite_bytes(graph)
     model = schema.ModelT.InitFromPackedBuf(content)
-    (filter,) = (each for each in model.subgraphs[0].tensors if each.type == schema.TensorType.INT4)
+    (filter,) = (tensor for tensor in model.subgraphs[0].tensors if tensor.type == schema.TensorType.INT4)
     assert len(model.buffers[filter.buffer].data) == 8
     again = read_content(content).graph
     np.testing.assert_array_equal(again.tensors["y/filter"].data, codes)

@@ -41,13 +41,13 @@ def test_a_difference_is_reduced(name: str, tmp_path: Path) -> None:
     differs = difference(*pair)
     for example in range(len(codes[graph.inputs[0]])):
         part = cut_out(graph, number)
-        given = {each: values[each][example : example + 1] for each in part.inputs}
-        if differs(part, given):
+        inputs = {source: values[source][example : example + 1] for source in part.inputs}
+        if differs(part, inputs):
             break
-    small, left = shrink(part, given, differs)
+    small, left = shrink(part, inputs, differs)
     small.validate()
     assert differs(small, left)
-    size = sum(each.size for each in left.values())
+    size = sum(array.size for array in left.values())
     size += sum(tensor.data.size for tensor in small.tensors.values() if tensor.data is not None)
     assert size <= most and [operator.kind for operator in small.operators] == [kind]
 
@@ -68,12 +68,12 @@ def test_what_is_written_shows_the_difference(
     assert "small.npz: CONV_2D of" in errors and "half to even or away from zero" in errors
     small = read_tflite(tmp_path / "small.tflite")
     with np.load(tmp_path / "small.npz") as arrays:
-        given = {name: arrays[name] for name in small.inputs}
-        found = [{name: arrays[f"{side}/{name}"] for name in small.outputs} for side in ("xnnpack-x86", "reference")]
-    for side, expected in zip(("xnnpack-x86", "reference"), found, strict=True):
-        for name, codes_of in simulate(small, given, side).items():
+        inputs = {name: arrays[name] for name in small.inputs}
+        results = [{name: arrays[f"{side}/{name}"] for name in small.outputs} for side in ("xnnpack-x86", "reference")]
+    for side, expected in zip(("xnnpack-x86", "reference"), results, strict=True):
+        for name, codes_of in simulate(small, inputs, side).items():
             np.testing.assert_array_equal(codes_of, expected[name])
-    assert any(not np.array_equal(found[0][name], found[1][name]) for name in small.outputs)
+    assert any(not np.array_equal(results[0][name], results[1][name]) for name in small.outputs)
 
 
 def test_a_runtime_that_is_not_as_simulated() -> None:
@@ -83,13 +83,13 @@ def test_a_runtime_that_is_not_as_simulated() -> None:
     differs = difference(wrong, wrong)
     part = cut_out(graph, 2)
     values = simulate(graph, codes, "reference", part.inputs)
-    given = next(
-        each
+    inputs = next(
+        operands
         for example in range(len(codes["x"]))
-        if differs(part, each := {name: array[example : example + 1] for name, array in values.items()})
+        if differs(part, operands := {name: array[example : example + 1] for name, array in values.items()})
     )
-    small, left = shrink(part, given, differs)
-    assert sum(each.size for each in left.values()) <= 4 and differs(small, left)
+    small, left = shrink(part, inputs, differs)
+    assert sum(array.size for array in left.values()) <= 4 and differs(small, left)
     assert not difference("reference", "reference")(small, left)
 
 

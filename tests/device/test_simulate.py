@@ -161,8 +161,8 @@ def cases(kind: str, profile: str, batch: int) -> Iterator[tuple[Graph, dict[str
         builder = Builder()
         graph = builder.graph([CASES[kind](rng, builder)])
         codes = {
-            name: rng.integers(-128, 128, (batch, *given.shape[1:])).astype(np.int8)
-            for name, given in random_codes(rng, graph).items()
+            name: rng.integers(-128, 128, (batch, *array.shape[1:])).astype(np.int8)
+            for name, array in random_codes(rng, graph).items()
         }
         yield graph, codes
 
@@ -265,15 +265,15 @@ def test_images_do_not_meet(kind: str, cut: str) -> None:
         builder = Builder()
         graph = builder.graph([CASES[kind](rng, builder)])
         codes = {
-            name: rng.integers(-128, 128, (5, *given.shape[1:])).astype(np.int8)
-            if given.dtype == np.int8
-            else np.concatenate([given[:1]] * 5)  # indices lie within a table
-            for name, given in random_codes(rng, graph).items()
+            name: rng.integers(-128, 128, (5, *array.shape[1:])).astype(np.int8)
+            if array.dtype == np.int8
+            else np.concatenate([array[:1]] * 5)  # indices lie within a table
+            for name, array in random_codes(rng, graph).items()
         }
         together = simulate(graph, codes)[graph.outputs[0]]
         alone = simulate(graph, codes, batch_size=1)[graph.outputs[0]]
         assert np.array_equal(together, alone), graph.operators
-        none = simulate(graph, {name: given[:0] for name, given in codes.items()})[graph.outputs[0]]
+        none = simulate(graph, {name: array[:0] for name, array in codes.items()})[graph.outputs[0]]
         assert none.dtype == together.dtype and none.shape == (0, *together.shape[1:])
 
 
@@ -299,8 +299,8 @@ def test_callers_in_several_threads(cut: str) -> None:
         caller.start()
     for caller in callers:
         caller.join()
-    for which, given in enumerate(expected):
-        assert all(np.array_equal(result, given) for result in results[which])
+    for which, answer in enumerate(expected):
+        assert all(np.array_equal(result, answer) for result in results[which])
 
 
 def test_work_that_fails_in_a_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:

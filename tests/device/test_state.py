@@ -192,7 +192,7 @@ def test_variables_with_successors_are_the_runtimes(dtype: str, profile: str, tm
         np.testing.assert_array_equal(state["last"], frame)
         if number:
             np.testing.assert_array_equal(state["older"], codes[number - 1])
-    assert len({each.tobytes() for each in sums}) == len(sums)
+    assert len({total.tobytes() for total in sums}) == len(sums)
 
 
 def test_streams_side_by_side_keep_variables_of_their_own() -> None:
@@ -203,8 +203,8 @@ def test_streams_side_by_side_keep_variables_of_their_own() -> None:
     for stream in range(3):
         alone: dict[str, np.ndarray] = {}
         for number, frame in enumerate(codes):
-            found = simulate(graph, frame[stream : stream + 1], state=alone)["y"]
-            np.testing.assert_array_equal(found[0], together[number][stream])
+            result = simulate(graph, frame[stream : stream + 1], state=alone)["y"]
+            np.testing.assert_array_equal(result[0], together[number][stream])
     # What is wanted of a call changes nothing in what is kept.
     other: dict[str, np.ndarray] = {}
     for frame in codes:
@@ -221,7 +221,7 @@ def changed_file(graph: Graph, change: Any) -> bytes:
 
     def operators(subgraph: Any, word: str) -> list[Any]:
         number = codes[getattr(schema.BuiltinOperator, word)]
-        return [each for each in subgraph.operators if each.opcodeIndex == number]
+        return [operator for operator in subgraph.operators if operator.opcodeIndex == number]
 
     change(model, operators)
     builder = importlib.import_module("flatbuffers").Builder(1 << 16)
@@ -285,7 +285,7 @@ def read_as_an_output(model: Any, operators: Any) -> None:
 
 def of_a_constant(model: Any, operators: Any) -> None:
     main = model.subgraphs[0]
-    from_x = [each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[1] == main.inputs[0]]
+    from_x = [operator for operator in operators(main, "ASSIGN_VARIABLE") if operator.inputs[1] == main.inputs[0]]
     main.operators.remove(from_x[0])  # then 'last' stays what it begins with
 
 
@@ -323,13 +323,13 @@ def test_a_variable_that_is_read_again_after_it_is_assigned(profile: str, tmp_pa
         tensor.name = b"again"
         main.tensors.append(tensor)
         second.outputs = [len(main.tensors) - 1]
-        last = next(each for each in operators(main, "ADD") if each.outputs[0] == main.outputs[0])
+        last = next(step for step in operators(main, "ADD") if step.outputs[0] == main.outputs[0])
         last.inputs = [len(main.tensors) - 1, last.inputs[1]]
-        assign = next(each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[0] == first.inputs[0])
-        others = [each for each in main.operators if each is not last and each is not assign]
+        assign = next(step for step in operators(main, "ASSIGN_VARIABLE") if step.inputs[0] == first.inputs[0])
+        others = [step for step in main.operators if step is not last and step is not assign]
         names = [tensor.name for tensor in main.tensors]
-        older = next(each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[1] == names.index(b"last"))
-        main.operators = [each for each in (*others, assign, second, last) if each is not older]
+        older = next(step for step in operators(main, "ASSIGN_VARIABLE") if step.inputs[1] == names.index(b"last"))
+        main.operators = [step for step in (*others, assign, second, last) if step is not older]
 
     path = tmp_path / "again.tflite"
     path.write_bytes(changed_file(echo(), change))
@@ -363,13 +363,13 @@ def test_what_has_no_variables_says_so(tmp_path: Path) -> None:
 def test_a_wake_word_of_tensorflows_converter(name: str) -> None:
     """Its variables hold codes, or real numbers, and begin with others than 0."""
     graph = read_tflite(FILES / f"streamed.{name}.tflite")
-    begun = [graph.tensors[each] for each in graph.variables]
+    begun = [graph.tensors[variable] for variable in graph.variables]
     assert len(begun) == 3 and all(np.ptp(tensor.initial) > 0 for tensor in begun)
     assert {tensor.dtype for tensor in begun} == {"int8" if name == "fixed_batch" else "float32"}
-    found = inspect(FILES / f"streamed.{name}.tflite", examples=6)
-    assert set(found.ran_on) == set(profiles_here()) and found.equal
-    counts = [(device.values, device.differing) for device in found.devices if device.values]
-    assert len(counts) == len(found.ran_on) and all(values > 1000 and not differing for values, differing in counts)
+    report = inspect(FILES / f"streamed.{name}.tflite", examples=6)
+    assert set(report.ran_on) == set(profiles_here()) and report.equal
+    counts = [(device.values, device.differing) for device in report.devices if device.values]
+    assert len(counts) == len(report.ran_on) and all(values > 1000 and not differing for values, differing in counts)
 
 
 @pytest.mark.slow
@@ -378,14 +378,14 @@ def test_kerass_lstm_from_tensorflows_converter(name: str) -> None:
     """In the second one a cell is so small that LiteRT leaves its tanh out."""
     graph = read_tflite(FILES / f"{name}.tflite")
     assert any(operator.kind == "UNIDIRECTIONAL_SEQUENCE_LSTM" for operator in graph.operators)
-    found = inspect(FILES / f"{name}.tflite", examples=3)
-    assert set(found.ran_on) == set(profiles_here()) and found.equal
-    assert all(device.differing == 0 for device in found.devices)
+    inspection = inspect(FILES / f"{name}.tflite", examples=3)
+    assert set(inspection.ran_on) == set(profiles_here()) and inspection.equal
+    assert all(device.differing == 0 for device in inspection.devices)
 
 
 @pytest.mark.slow
 def test_a_network_with_variables_is_not_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["exactqat.deploy.reduce"], "_sought", lambda found: object())
+    monkeypatch.setattr(sys.modules["exactqat.deploy.reduce"], "_sought", lambda inspection: object())
     path = write_tflite(wake_word(), tmp_path / "stream.tflite")
     with pytest.raises(Refusal, match="a network with variables cannot be reduced"):
         reduce(path, tmp_path / "reduced", examples=1)

@@ -158,7 +158,7 @@ def separable() -> Graph:
 
 
 NETWORKS: dict[str, Callable[[], Graph]] = {
-    each.__name__: each for each in (temporal, wide, chomped, wake_word, flattened, separable)
+    make.__name__: make for make in (temporal, wide, chomped, wake_word, flattened, separable)
 }
 # Without anything padded in front, every window of a stream is what the network computes from it alone.
 UNPADDED = ("wake_word", "flattened")
@@ -176,23 +176,23 @@ def steps_of(stream: Stream, codes: np.ndarray) -> list[np.ndarray]:
 
 def streamed(stream: Stream, codes: np.ndarray) -> dict[str, list[np.ndarray]]:
     stream.reset()
-    found: dict[str, list[np.ndarray]] = {name: [] for name in stream.results}
+    results: dict[str, list[np.ndarray]] = {name: [] for name in stream.results}
     for part in steps_of(stream, codes):
         for name, array in stream.step(part).items():
-            found[name].append(array)
-    return found
+            results[name].append(array)
+    return results
 
 
 def compared(graph: Graph, stream: Stream, codes: np.ndarray, profile: str) -> int:
     """Counts integers of the whole sequence that the stream has; all must be equal."""
-    found = streamed(stream, codes)
+    results = streamed(stream, codes)
     whole = simulate(graph, codes[:, : graph.tensors["x"].shape[1]], profile)
     count = 0
     for name, result in stream.results.items():
         if result.axis is None:
-            expected, ours = whole[name], found[name][0]
+            expected, ours = whole[name], results[name][0]
         else:
-            expected, ours = whole[name], np.concatenate(found[name], result.axis)
+            expected, ours = whole[name], np.concatenate(results[name], result.axis)
             size = expected.shape[result.axis]
             assert ours.shape[result.axis] >= size
             ours = ours.take(np.arange(size), result.axis)
@@ -223,12 +223,12 @@ def test_every_window_is_what_the_network_computes_from_it(name: str, profile: s
     stream = deploy.stream(graph, device=profile)
     size, frames = graph.tensors["x"].shape[1], stream.frames
     codes = codes_of(graph, more=3 * frames + -size % frames)
-    found = streamed(stream, codes)
+    results = streamed(stream, codes)
     for output in graph.outputs:
         first = frames * (stream.results[output].first + 1)
         ends = range(first, codes.shape[1] + 1, frames)
-        assert len(found[output]) == len(ends) >= 3
-        for end, ours in zip(ends, found[output], strict=True):
+        assert len(results[output]) == len(ends) >= 3
+        for end, ours in zip(ends, results[output], strict=True):
             window = codes[:, end - first : end - first + size]
             np.testing.assert_array_equal(ours, simulate(graph, window, profile)[output])
 
@@ -244,10 +244,10 @@ def test_a_step_with_variables_keeps_its_states_itself(name: str, profile: str, 
     parts = steps_of(stream, codes_of(NETWORKS[name](), 1, 2 * frames + -size % frames))
     runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
     for part in parts:
-        found = stream.step(part)
+        results = stream.step(part)
         kept = runtime.run({"x": part})
         for output, result in stream.results.items():
-            ours = found.get(output)
+            ours = results.get(output)
             if ours is not None and ours.size:
                 theirs = kept[result.tensor]
                 at = -1 if result.axis is None else result.axis
@@ -266,16 +266,16 @@ def test_the_file_of_a_step_runs_frame_by_frame(name: str, profile: str, tmp_pat
     runtime = open_runtime(path.read_bytes(), stream.graph.inputs, stream.graph.outputs, profile)
     codes = codes_of(graph, 1)
     codes = codes[:, : codes.shape[1] // stream.frames * stream.frames]
-    state = {each.input: each.codes for each in stream.states}
+    state = {variable.input: variable.codes for variable in stream.states}
     calls: list[dict[str, np.ndarray]] = []
     for part in steps_of(stream, codes):
         calls.append({"x": part, **state})
-        found = runtime.run(calls[-1])
+        results = runtime.run(calls[-1])
         ours = stream.step(part)
         for name_of_output, result in stream.results.items():
             if name_of_output in ours and result.axis is None:
-                np.testing.assert_array_equal(found[result.tensor], ours[name_of_output])
-        state = {each.input: found[each.output] for each in stream.states}
+                np.testing.assert_array_equal(results[result.tensor], ours[name_of_output])
+        state = {variable.input: results[variable.output] for variable in stream.states}
         np.testing.assert_equal(state, {name: stream.inputs(part)[name] for name in state})
     together = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
     report = verify(stream.graph, path, together, profile)
@@ -286,7 +286,7 @@ def test_a_file_is_streamed_as_its_graph(tmp_path: Path) -> None:
     graph = temporal()
     read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
     codes = codes_of(graph)
-    (ours,), (theirs,) = (streamed(deploy.stream(each, frames=4), codes).values() for each in (graph, read))
+    (ours,), (theirs,) = (streamed(deploy.stream(network, frames=4), codes).values() for network in (graph, read))
     np.testing.assert_array_equal(np.concatenate(ours, 1), np.concatenate(theirs, 1))
 
 
@@ -389,11 +389,11 @@ def trained(make: Callable[[], nn.Module], x: torch.Tensor) -> Any:
 def streamed_once(stream: Stream, codes: np.ndarray) -> dict[str, np.ndarray]:
     """All frames of [streams, channels, time], and the first result of all of them."""
     parts = [stream.step(part) for part in np.split(codes, codes.shape[2] // stream.frames, 2)]
-    found = {}
+    results = {}
     for name, result in stream.results.items():
         arrays = [part[name] for part in parts if name in part]
-        found[name] = arrays[0] if result.axis is None else np.concatenate(arrays, result.axis)
-    return found
+        results[name] = arrays[0] if result.axis is None else np.concatenate(arrays, result.axis)
+    return results
 
 
 @pytest.mark.slow
@@ -404,23 +404,23 @@ def test_a_trained_network_of_pytorch_is_streamed(make: Callable[[], nn.Module],
     model = trained(make, x)
     graph = deploy.lower(model)
     codes = deploy.input_codes(graph, x.numpy())
-    (given,) = codes.values()
+    (frames,) = codes.values()
     read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
     for profile in PROFILES:
         whole = simulate(graph, codes, profile)
-        for each in (graph, read):
-            np.testing.assert_equal(streamed_once(deploy.stream(each, 2, device=profile), given), whole)
+        for network in (graph, read):
+            np.testing.assert_equal(streamed_once(deploy.stream(network, 2, device=profile), frames), whole)
     # What the trained model itself computes from the whole sequence.
     stream = deploy.stream(graph, 2, device=graph.trained_for)
     (name,) = stream.results
     grid, port = graph.tensors[name].quantization, graph.signature.outputs[0]
-    ours = port.to_user(deploy.dequantize(streamed_once(stream, given)[name], grid))
+    ours = port.to_user(deploy.dequantize(streamed_once(stream, frames)[name], grid))
     np.testing.assert_array_equal(ours, model(x).detach().numpy())
     for profile in profiles_here():
         stream = deploy.stream(graph, 2, frames=4, device=profile)
         path = write_tflite(stream.graph, tmp_path / "step.tflite")
         calls = []
-        for part in np.split(given[:1], 5, 2):
+        for part in np.split(frames[:1], 5, 2):
             calls.append(stream.inputs(part))
             stream.step(part)
         report = verify(

@@ -33,11 +33,11 @@ def test_a_part_that_loses_its_signal_is_named(factor: float, bits: int, said: b
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         graph = deploy.lower(model.eval())
-    found = [each for each in heard if issubclass(each.category, UnequalPartsWarning)]
-    assert len(found) == said == bool(unequal_parts(graph))
+    notes = [warning for warning in heard if issubclass(warning.category, UnequalPartsWarning)]
+    assert len(notes) == said == bool(unequal_parts(graph))
     if said:
         (part,) = unequal_parts(graph)
         assert (
-            part.decibels < 20 and part.part in str(found[0].message) and "activation_bits=16" in str(found[0].message)
+            part.decibels < 20 and part.part in str(notes[0].message) and "activation_bits=16" in str(notes[0].message)
         )
-        assert found[0].filename == __file__
+        assert notes[0].filename == __file__

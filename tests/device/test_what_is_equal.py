@@ -43,8 +43,8 @@ def two_methods(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def settings(out: Path, **given: Any) -> Settings:
-    return Settings(out, epochs_float=1, epochs_qat=2, weight_bits=4, activation_bits=4, **given)
+def settings(out: Path, **options: Any) -> Settings:
+    return Settings(out, epochs_float=1, epochs_qat=2, weight_bits=4, activation_bits=4, **options)
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +131,17 @@ def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) 
     (trained,) = deploy.simulate(graph, codes, FORMER).values()
     labels = results.dataset.test.labels.numpy()
     assert list(network["devices"]) == list(that_run(".tflite"))
-    for device, found in network["devices"].items():
+    for device, figures in network["devices"].items():
         (logits,) = deploy.simulate(graph, codes, device).values()
-        assert found["logits_differing"] == int((logits != trained).sum())
-        assert found["answers_differing"] == int((logits.argmax(1) != trained.argmax(1)).sum())
-        assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).mean())
+        assert figures["logits_differing"] == int((logits != trained).sum())
+        assert figures["answers_differing"] == int((logits.argmax(1) != trained.argmax(1)).sum())
+        assert figures["accuracy"] == pytest.approx((logits.argmax(1) == labels).mean())
     assert network["devices"][FORMER]["differing"] == 0 < network["devices"][NOW]["differing"]
     page = (out / "report.html").read_text()
     differing = network["devices"]["micro"]["logits_differing"]
-    found = network["devices"]["micro"]
-    share, instead = 100 * found["differing"] / found["values"], 100 * found["trained_accuracy"]
-    words = f"{share:.2g} % of codes differ; {100 * found['accuracy']:.1f} instead of {instead:.1f} % right"
+    figures = network["devices"]["micro"]
+    share, instead = 100 * figures["differing"] / figures["values"], 100 * figures["trained_accuracy"]
+    words = f"{share:.2g} % of codes differ; {100 * figures['accuracy']:.1f} instead of {instead:.1f} % right"
     assert "micro (TFLite-Micro): the delivered networks" in page and words in page
     assert f">✗ {differing:,} of 3,590</td>" in page
     assert "every integer is claimed to be equal" not in page and "claimed to be as simulated" in page
@@ -202,8 +202,8 @@ def test_the_float_network_is_quantized_for_another_device(
     source, _ = job
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     out = tmp_path / "other"
-    given = ["--weights", str(source / "float" / "checkpoint.pt"), "--epochs-float", "0", "--epochs-qat", "3"]
-    status, output, _ = call("train", *given, "-w", "4", "--device", NOW, "--out", str(out), "--keep-going")
+    options = ["--weights", str(source / "float" / "checkpoint.pt"), "--epochs-float", "0", "--epochs-qat", "3"]
+    status, output, _ = call("train", *options, "-w", "4", "--device", NOW, "--out", str(out), "--keep-going")
     assert status == 0 and f"Trained for {NOW}." in output and "100% of its numbers" in output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
     assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
@@ -221,14 +221,14 @@ def test_a_device_without_its_runtime_is_said(
     here = [name for name in profiles_here() if name != "micro"]
     monkeypatch.setattr(beside, "profiles_here", lambda: tuple(here))
     others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset, keep_going=True)
-    found = others.outcomes[-1].report
-    assert found is not None and (found.profile, found.ran_as, found.trained_for) == (
+    outcome = others.outcomes[-1].report
+    assert outcome is not None and (outcome.profile, outcome.ran_as, outcome.trained_for) == (
         "micro",
         NOW,
         "micro",
     )  # XNNPACK computes weights of four bits otherwise
-    assert others.equal and found.training_differing == 0 < found.training_values
-    ran, computes, trained = found.sentences()
+    assert others.equal and outcome.training_differing == 0 < outcome.training_values
+    ran, computes, trained = outcome.sentences()
     assert ran.startswith(
         "On LiteRT with its reference kernels (TFLite-Micro was not run here) the file runs as simulated"
     )
@@ -259,15 +259,15 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
     generator = np.random.default_rng(0)
     for images, share, other in ((359, 0.9, 0.93), (1000, 0.5, 0.5), (40, 0.9, 0.2), (5, 1.0, 0.0), (2000, 0.95, 0.9)):
         first, second = generator.random(images) < share, generator.random(images) < other
-        found = paired(first, second)
+        comparison = paired(first, second)
         gained, disagree = int((first & ~second).sum()), int((first != second).sum())
         exact = binomtest(gained, disagree)
         interval = exact.proportion_ci(0.95, "exact")
-        assert found.p == pytest.approx(exact.pvalue)
-        assert found.low == pytest.approx((2 * interval.low - 1) * disagree / images)
-        assert found.high == pytest.approx((2 * interval.high - 1) * disagree / images)
+        assert comparison.p == pytest.approx(exact.pvalue)
+        assert comparison.low == pytest.approx((2 * interval.low - 1) * disagree / images)
+        assert comparison.high == pytest.approx((2 * interval.high - 1) * disagree / images)
         # The interval and the test are one.
-        assert found.may_be_luck == (found.low <= 0 <= found.high)
+        assert comparison.may_be_luck == (comparison.low <= 0 <= comparison.high)
     alike = paired(first, first)
     assert (alike.difference, alike.p, alike.verdict()) == (0, 1, "none")
     with pytest.raises(ValueError, match="cover the same images, got shapes"):
@@ -326,8 +326,8 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
     results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
-    found = report._mistakes(results)
-    assert {shown["name"] for shown in found["shown"]} == set(dataset.test.names) and found["named"]
+    mistakes = report._mistakes(results)
+    assert {shown["name"] for shown in mistakes["shown"]} == set(dataset.test.names) and mistakes["named"]
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(json.dumps({"network": "digits16"})[:-5])
     rows.append(path, replace(PEER, seed=1))
-    found = rows.read(path)
-    assert list(found.values()) == [replace(OURS, runtime=0.91), PEER, replace(PEER, seed=1)]
+    records = rows.read(path)
+    assert list(records.values()) == [replace(OURS, runtime=0.91), PEER, replace(PEER, seed=1)]
 
 
 def test_rows_are_compared_within_their_interval() -> None:

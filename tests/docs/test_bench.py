@@ -143,9 +143,9 @@ def test_both_layouts_hold_the_same_values_and_cost_the_same(key: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.key)
 def test_every_operation_has_an_ordinary_test_case(operation: Any) -> None:
-    found = of_largest_case(operation)
-    assert found is not None
-    _, (operands, attributes) = found
+    case = of_largest_case(operation)
+    assert case is not None
+    _, (operands, attributes) = case
     assert all(make(description).shape == stored_shape(description) for description in operands.values())
     assert work(operation.raw, operands, attributes).bytes > 0
 
@@ -263,15 +263,15 @@ def test_contestants_take_turns_and_slow_ones_fewer(monkeypatch: pytest.MonkeyPa
         order.append("fast")
         return float(len(order))
 
-    found = timing.race([({"fast": fast}, 0.0), ({"slow": slow}, 0.0)], turns=5)
+    groups = timing.race([({"fast": fast}, 0.0), ({"slow": slow}, 0.0)], turns=5)
     assert order[:6] == ["fast", "slow"] * 3 and order[6:] == ["fast", "fast"]
-    assert found[1]["slow"].samples == timing.FEWEST_TURNS
-    assert found[0]["fast"] == timing.summarize([1.0, 3.0, 5.0, 7.0, 8.0])
+    assert groups[1]["slow"].samples == timing.FEWEST_TURNS
+    assert groups[0]["fast"] == timing.summarize([1.0, 3.0, 5.0, 7.0, 8.0])
 
 
 def test_statistics() -> None:
-    found = timing.summarize([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found == (3.0, 2.0, 4.0, 5) and found.spread == pytest.approx(1 / 3)
+    statistics = timing.summarize([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert statistics == (3.0, 2.0, 4.0, 5) and statistics.spread == pytest.approx(1 / 3)
     assert timing.summarize([2.0]) == (2.0, 2.0, 2.0, 1)
     assert timing.geometric_mean([1, 4]) == pytest.approx(2)
 
@@ -326,10 +326,10 @@ def test_a_disturbed_race_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         return calls[-1]
 
     # The least disturbed of three is kept, and it is said how much it was.
-    found, share = run.undisturbed([({"a": take}, 0.0)], [])
-    assert share == 0.5 and found[0]["a"].median == 1
-    found, share = run.undisturbed([({"a": take}, 0.0)], [])
-    assert share == 0 and found[0]["a"].median == 4
+    times, share = run.undisturbed([({"a": take}, 0.0)], [])
+    assert share == 0.5 and times[0]["a"].median == 1
+    times, share = run.undisturbed([({"a": take}, 0.0)], [])
+    assert share == 0 and times[0]["a"].median == 4
 
 
 # On a GPU
@@ -438,12 +438,12 @@ def test_contestants_rotate_over_operands_of_their_own(key: str, monkeypatch: py
     expected = ours.calls(raw=operation.raw, variants=variants)
     peers = contestants.Torch(torch.get_num_threads(), "cpu")
     ours.device = peers.device = "cpu:0"
-    made = peers.calls(**request, sets=3)
-    assert "copy, memcpy" not in made and made.pop("copy, PyTorch").count == 3
+    rotations = peers.calls(**request, sets=3)
+    assert "copy, memcpy" not in rotations and rotations.pop("copy, PyTorch").count == 3
     assert len(peers.left_out) == (2 if key.startswith("batch_norm") else 0), peers.left_out
     assert all(" cuDNN: " in text for text in peers.left_out)
-    assert made
-    for name, contestant in made.items():
+    assert rotations
+    for name, contestant in rotations.items():
         form = "NCHW" if "NCHW" in name and "NCHW" in operation.formats else operation.formats[0]
         results = contestant()
         assert len(results) == 3
@@ -536,7 +536,7 @@ def test_with_a_gpu_the_cpus_parts_are_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def row(key: str, tensor: str, threads: int = 2, form: str = "", ours: float = 1e-3, **peers: float) -> summary.Row:
-    made: summary.Row = {
+    record: summary.Row = {
         "operation": key,
         "tensor": tensor,
         "batch": 8,
@@ -551,20 +551,20 @@ def row(key: str, tensor: str, threads: int = 2, form: str = "", ours: float = 1
         "fresh": [ours, ours * 0.9, ours * 1.1, 7],
         "peers": {name: [seconds, seconds, seconds, 7] for name, seconds in peers.items()},
     }
-    return summary.finish(made, peak=1e11)
+    return summary.finish(record, peak=1e11)
 
 
 def test_rates_and_ratios() -> None:
     peers = {"PyTorch NCHW": 4e-3, "PyTorch channels_last": 2e-3, "TensorFlow": 3e-3}
-    found = row("depthwise", "a", form="NHWC", **peers)
-    assert found["gigabytes_per_second"] == pytest.approx(40)
-    assert found["giga_multiply_adds_per_second"] == pytest.approx(60)
-    assert found["bound"] == "copy" and found["fraction"] == pytest.approx(1)
-    assert summary.ratio(found) == pytest.approx(2)  # the best peer, in its best layout
-    assert summary.ratio(found, ("TensorFlow",)) == pytest.approx(3)
-    assert summary.ratio(found, ("PyTorch",), "preallocated") == pytest.approx(4)
-    assert summary.ratio(found, ("jax.jit",)) is None
-    slower = summary.finish(found, peak=3e10)
+    record = row("depthwise", "a", form="NHWC", **peers)
+    assert record["gigabytes_per_second"] == pytest.approx(40)
+    assert record["giga_multiply_adds_per_second"] == pytest.approx(60)
+    assert record["bound"] == "copy" and record["fraction"] == pytest.approx(1)
+    assert summary.ratio(record) == pytest.approx(2)  # the best peer, in its best layout
+    assert summary.ratio(record, ("TensorFlow",)) == pytest.approx(3)
+    assert summary.ratio(record, ("PyTorch",), "preallocated") == pytest.approx(4)
+    assert summary.ratio(record, ("jax.jit",)) is None
+    slower = summary.finish(record, peak=3e10)
     assert slower["bound"] == "multiply-adds" and slower["fraction"] == pytest.approx(2)
 
 
@@ -576,31 +576,31 @@ def test_goals_are_met_or_missed_and_nothing_is_hidden() -> None:
         row("batch_norm", "b", form="NHWC", TensorFlow=0.5e-3),
     ]
     overhead = {"exactqat, NumPy|forward": [1e-6, 1.5e-6, 2e-6], "exactqat, PyTorch|forward": [1e-5, 2e-5, 3e-5]}
-    found = {goal.title: goal for goal in summary.goals(rows, overhead)}
-    assert found["fake quant, per channel / TensorFlow"].met is True
-    assert found["fake quant, per channel / best compiler"].measured == pytest.approx(3)
-    elementwise = next(goal for title, goal in found.items() if title.startswith("elementwise"))
+    goals = {goal.title: goal for goal in summary.goals(rows, overhead)}
+    assert goals["fake quant, per channel / TensorFlow"].met is True
+    assert goals["fake quant, per channel / best compiler"].measured == pytest.approx(3)
+    elementwise = next(goal for title, goal in goals.items() if title.startswith("elementwise"))
     assert elementwise.met is True and elementwise.worst == pytest.approx(100)
-    norm = found["batch norm, training, NHWC / best peer, no layer below 1"]
+    norm = goals["batch norm, training, NHWC / best peer, no layer below 1"]
     assert norm.measured == pytest.approx(4.5**0.5) and norm.worst == 0.5 and norm.where == "8xb"
     assert norm.met is False  # for the one layer, though the mean is above
-    assert found["depthwise, NHWC / jax.jit"].met is None
-    assert found["overhead of a call, exactqat, NumPy, forward: at most"].met is True
-    assert found["overhead of a call, exactqat, PyTorch, forward: at most"].met is False
+    assert goals["depthwise, NHWC / jax.jit"].met is None
+    assert goals["overhead of a call, exactqat, NumPy, forward: at most"].met is True
+    assert goals["overhead of a call, exactqat, PyTorch, forward: at most"].met is False
 
 
-def on_card(made: summary.Row, **clocks: str) -> summary.Row:
+def on_card(record: summary.Row, **clocks: str) -> summary.Row:
     """The row as a GPU gives it."""
-    names = {"copy, PyTorch", "preallocated", *made["peers"]}
+    names = {"copy, PyTorch", "preallocated", *record["peers"]}
     clocks = dict.fromkeys(names, "graph") | {"fresh": "calls"} | clocks
-    return summary.finish(made | {"clocks": clocks, "sets": 2, "threads": 1}, peak=1e12)
+    return summary.finish(record | {"clocks": clocks, "sets": 2, "threads": 1}, peak=1e12)
 
 
 def test_peers_are_compared_with_ours_by_their_own_clock() -> None:
     # Ours takes 1 ms called and 0.5 ms replayed.
-    found = on_card(row("vars", "a", PyTorch=2e-3, **{"torch.compile": 2e-3}), **{"PyTorch": "calls"})
-    assert found["ratios"]["PyTorch"] == {"fresh": pytest.approx(2), "preallocated": pytest.approx(2)}
-    assert found["ratios"]["torch.compile"] == {"fresh": pytest.approx(4), "preallocated": pytest.approx(4)}
+    record = on_card(row("vars", "a", PyTorch=2e-3, **{"torch.compile": 2e-3}), **{"PyTorch": "calls"})
+    assert record["ratios"]["PyTorch"] == {"fresh": pytest.approx(2), "preallocated": pytest.approx(2)}
+    assert record["ratios"]["torch.compile"] == {"fresh": pytest.approx(4), "preallocated": pytest.approx(4)}
 
 
 def gpu_rows() -> list[summary.Row]:
@@ -635,17 +635,17 @@ STEP = {
 
 
 def test_goals_on_a_gpu() -> None:
-    found = {goal.title: goal for goal in summary.goals_on_card(gpu_rows(), STEP)}
-    elementwise = found["elementwise, range given, each tensor from 64 MB: of copy bandwidth"]
+    goals = {goal.title: goal for goal in summary.goals_on_card(gpu_rows(), STEP)}
+    elementwise = goals["elementwise, range given, each tensor from 64 MB: of copy bandwidth"]
     assert elementwise.met is False and elementwise.worst == pytest.approx(80) and elementwise.where == "8xb"
-    assert found["gradients, range given, each tensor from 64 MB: of copy bandwidth"].met is True
-    norm = found["batch norm, training, forward and gradient, NHWC / best peer"]
+    assert goals["gradients, range given, each tensor from 64 MB: of copy bandwidth"].met is True
+    norm = goals["batch norm, training, forward and gradient, NHWC / best peer"]
     assert norm.measured == pytest.approx(5 / 2) and norm.met is True
-    assert found["batch norm, training, forward and gradient, NCHW / best peer"].met is None
-    depthwise = found["depthwise, NHWC / best of PyTorch's layouts, no layer below 1"]
+    assert goals["batch norm, training, forward and gradient, NCHW / best peer"].met is None
+    depthwise = goals["depthwise, NHWC / best of PyTorch's layouts, no layer below 1"]
     assert depthwise.measured == pytest.approx(4) and depthwise.met is True
-    assert found["depthwise, gradient of input, NHWC / best of PyTorch's layouts, no layer below 1"].met is False
-    steps = [found[f"QAT step of MobileNetV2, {r} ranges / the faster float step: at most"] for r in ("ema", "learned")]
+    assert goals["depthwise, gradient of input, NHWC / best of PyTorch's layouts, no layer below 1"].met is False
+    steps = [goals[f"QAT step of MobileNetV2, {r} ranges / the faster float step: at most"] for r in ("ema", "learned")]
     assert [(goal.measured, goal.met) for goal in steps] == [(pytest.approx(110), True), (pytest.approx(120), False)]
     assert all(goal.met is None for goal in summary.goals_on_card([], None))
 
@@ -696,10 +696,10 @@ def results() -> dict[str, Any]:
 def test_the_tables_fit_120_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     console = report.console()
-    made = results()
-    report.print_rows(console, BY_KEY["depthwise"], 2, [r for r in made["rows"] if r["operation"] == "depthwise"])
-    report.print_rows(console, BY_KEY["per_channel"], 2, made["rows"][-1:])
-    report.print_summary(console, made)
+    content = results()
+    report.print_rows(console, BY_KEY["depthwise"], 2, [r for r in content["rows"] if r["operation"] == "depthwise"])
+    report.print_rows(console, BY_KEY["per_channel"], 2, content["rows"][-1:])
+    report.print_summary(console, content)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 120
     for text in ("8xa", "2.0/4.0", "50/100", "16 (16)", "met", "missed", "jax: no", "QAT 150 MiB (1.50)"):
@@ -715,19 +715,19 @@ def test_the_tables_of_a_gpu(
     peers = ("channels_last", "NCHW", "channels_last cuDNN", "NCHW cuDNN")
     every = {f"PyTorch {peer}": 2e-3 for peer in peers} | {"torch.compile NHWC": 2e-3, "jax.jit NHWC": 2e-3}
     rows.append(on_card(row("batch_norm", "112x112x64", form="NHWC", **every), **{"jax.jit NHWC": "host"}))
-    made = results() | {"device": "cuda", "rows": rows, "overhead": {}, "step": STEP, "machine": "nvidia-h200"}
-    del made["memory"]
+    content = results() | {"device": "cuda", "rows": rows, "overhead": {}, "step": STEP, "machine": "nvidia-h200"}
+    del content["memory"]
     report.print_rows(console, BY_KEY["batch_norm"], 1, rows[-1:])
-    report.print_summary(console, made)
+    report.print_summary(console, content)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 120
     for text in ("on a GPU", "calls", "dnn NCHW", "2.0*", "by the same clock", "QAT step of MobileNetV2", "128x3x160"):
         assert text in shown, text
-    assert report.markdown(made)  # as for every file of saved results
+    assert report.markdown(content)  # as for every file of saved results
     pytest.importorskip("matplotlib")
     import roofline
 
-    roofline.draw(made, tmp_path / "m.png")
+    roofline.draw(content, tmp_path / "m.png")
     assert (tmp_path / "m.png").stat().st_size > 10_000
 
 
@@ -749,12 +749,12 @@ def test_the_pages_are_written_from_the_rows(tmp_path: Path) -> None:
 
 
 def test_saved_results_are_short_and_whole(tmp_path: Path) -> None:
-    made = results()
-    made["rows"][0] |= {"base": {"preallocated": [3e-3, 2e-3, 4e-3, 7], "fresh": [5e-3] * 3 + [7]}, "disturbed": 0.3}
-    made["rows"].append(on_card(row("vars", "c", PyTorch=0.2e-3)))
-    saved_results.write(tmp_path / "m.json", made)
+    content = results()
+    content["rows"][0] |= {"base": {"preallocated": [3e-3, 2e-3, 4e-3, 7], "fresh": [5e-3] * 3 + [7]}, "disturbed": 0.3}
+    content["rows"].append(on_card(row("vars", "c", PyTorch=0.2e-3)))
+    saved_results.write(tmp_path / "m.json", content)
     read = saved_results.read(tmp_path / "m.json")
-    assert {name: read[name] for name in made if name != "rows"} == {k: v for k, v in made.items() if k != "rows"}
+    assert {name: read[name] for name in content if name != "rows"} == {k: v for k, v in content.items() if k != "rows"}
 
     def name(row: summary.Row) -> str:
         return str([row[part] for part in ("operation", "tensor", "batch", "threads", "format")])
@@ -767,8 +767,8 @@ def test_saved_results_are_short_and_whole(tmp_path: Path) -> None:
             return {key: middle(entry) for key, entry in value.items()}
         return float(f"{value:.3g}") if isinstance(value, float) else value
 
-    before, after = ({name(row): middle(row) for row in rows} for rows in (made["rows"], read["rows"]))
-    assert len(before) == len(made["rows"]) and after == before
+    before, after = ({name(row): middle(row) for row in rows} for rows in (content["rows"], read["rows"]))
+    assert len(before) == len(content["rows"]) and after == before
     base = next(row["base"]["preallocated"] for row in read["rows"] if "base" in row)
     assert base == pytest.approx([3e-3, 2e-3, 4e-3], rel=0.01)
     for path in run.RESULTS.glob("*.json"):
@@ -798,18 +798,18 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 def test_overhead_is_a_median_between_quartiles() -> None:
     import overhead
 
-    found = overhead.measure({"nothing": lambda: None, "something": lambda: sum(range(2000))}, rounds=3)
-    for low, median, high in found.values():
+    times = overhead.measure({"nothing": lambda: None, "something": lambda: sum(range(2000))}, rounds=3)
+    for low, median, high in times.values():
         assert 0 < low <= median <= high < 1e-3
-    assert found["nothing"][1] < found["something"][1]
+    assert times["nothing"][1] < times["something"][1]
 
 
 def test_a_huge_tensor_in_small() -> None:
     pytest.importorskip("torch")
     import huge
 
-    found = huge.measure(1, 4 * huge.PIECE)
-    assert len(found["rows"]) == 3 and all(r["gigabytes_per_second"] > 0 for r in found["rows"].values())
+    table = huge.measure(1, 4 * huge.PIECE)
+    assert len(table["rows"]) == 3 and all(r["gigabytes_per_second"] > 0 for r in table["rows"].values())
     with pytest.raises(MemoryError, match="needs"):
         huge.measure(1, 2**50)
 

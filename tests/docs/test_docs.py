@@ -183,9 +183,9 @@ def test_the_page_of_runtime_versions_has_every_version_and_operator() -> None:
             Row("ADD", "micro", graphs=4),
         ],
     }
-    made = run_versions.page({"micro": rows}, 4)
-    assert "| RELU | 10 | 0 | **2** (1 refused) |" in made and "| ADD | 0 | crashes | refused |" in made
-    assert "No version is without differences. 1 differs or crashes in ADD. 2 differs or crashes in RELU." in made
+    table = run_versions.page({"micro": rows}, 4)
+    assert "| RELU | 10 | 0 | **2** (1 refused) |" in table and "| ADD | 0 | crashes | refused |" in table
+    assert "No version is without differences. 1 differs or crashes in ADD. 2 differs or crashes in RELU." in table
 
 
 @pytest.mark.slow
@@ -318,12 +318,12 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
 
 
 def test_pictures_are_whole_and_small() -> None:
-    found = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
+    pictures = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
     concepts = (ROOT / "docs" / "concepts.md").read_text()
     sections = concepts.split("\n## ")[1:]
     assert len(sections) == 6 and all(section.count("<picture>") == 1 for section in sections)
-    found += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
-    assert len(found) == 14
-    for name in found:
+    pictures += [f"docs/{name}" for name in re.findall(r'(?:src|srcset)="(_static/[^"]*)"', concepts)]
+    assert len(pictures) == 14
+    for name in pictures:
         ElementTree.parse(ROOT / name)
         assert (ROOT / name).stat().st_size < 50_000 and "var(" not in (ROOT / name).read_text()

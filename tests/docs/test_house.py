@@ -50,13 +50,13 @@ def tree_of(path: Path) -> ast.Module:
 def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
     tree = tree_of(path)
     nodes = tree.body if top_level_only else list(ast.walk(tree))
-    found = set()
+    names = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def place(room: str) -> Path:
@@ -185,16 +185,16 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     ]
     paths += [*(place("train") / "core").glob("*.py"), *(PACKAGE / "tune").glob("*.py")]
     for path in [*paths, *place("planning").glob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
-        found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
-        assert not found, f"{path.relative_to(ROOT)} imports {found}"
+        frameworks = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}
+        assert not frameworks, f"{path.relative_to(ROOT)} imports {frameworks}"
     for framework in ("torch", "jax", "keras"):
         # Keras hands its tensors to the operators of the framework beneath.
         beneath = {"torch", "jax", "tensorflow"} if framework == "keras" else set()
         own = [path for room in ("capture", "train") for path in (place(room) / framework).glob("*.py")]
         assert own
         for path in own:
-            found = roots(imports_of(path)) & ({"torch", "jax", "keras", "tensorflow"} - {framework} - beneath)
-            assert not found, f"{path.relative_to(ROOT)} imports {found}"
+            frameworks = roots(imports_of(path)) & ({"torch", "jax", "keras", "tensorflow"} - {framework} - beneath)
+            assert not frameworks, f"{path.relative_to(ROOT)} imports {frameworks}"
 
 
 def test_files_are_written_and_read_without_runtimes() -> None:
@@ -318,14 +318,14 @@ def kinds_compared(tree: ast.AST, among: set[int] | None = None) -> set[int]:
 
     among: only comparisons with something named there.
     """
-    found = set()
+    lines = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
             asks = any(side.split(".")[-1] == "kind" for side in sides) and sides[-1] != "OPERATORS"
             if asks if among is None else kinds_named(node) & among:
-                found.add(node.lineno)
-    return found
+                lines.add(node.lineno)
+    return lines
 
 
 def test_device_operators_are_distinguished_in_their_declarations_only() -> None:
@@ -359,13 +359,13 @@ def profiles_compared(tree: ast.AST) -> set[int]:
 def test_devices_are_distinguished_by_their_properties() -> None:
     assert profiles_compared(ast.parse('a = profile == "micro"\nb = "micro"\nc = p in ("reference", "x")')) == {1, 3}
     for path in PACKAGE.rglob("*.py"):
-        found = profiles_compared(tree_of(path))
-        assert not found, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(found)}; ask Profile"
+        lines = profiles_compared(tree_of(path))
+        assert not lines, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(lines)}; ask Profile"
 
 
 def files_used(path: Path) -> set[Path]:
     """Files of the package that one imports, at the top or within a function; not those whose names only annotate."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     left: list[ast.AST] = [tree_of(path)]
     while left:
         node = left.pop()
@@ -384,8 +384,8 @@ def files_used(path: Path) -> set[Path]:
         for first, *rest in names:
             file = PACKAGE.joinpath(*rest)
             candidates = (file.with_suffix(".py"), file / "__init__.py", file.parent.with_suffix(".py"))
-            found |= {each for each in candidates if first == "exactqat" and each.exists()}
-    return found - {path}
+            files |= {candidate for candidate in candidates if first == "exactqat" and candidate.exists()}
+    return files - {path}
 
 
 def test_no_files_import_one_another() -> None:
@@ -397,7 +397,7 @@ def test_no_files_import_one_another() -> None:
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
-        raise AssertionError(" imports ".join(str(each.relative_to(PACKAGE)) for each in error.args[1])) from None
+        raise AssertionError(" imports ".join(str(path.relative_to(PACKAGE)) for path in error.args[1])) from None
 
 
 def tracked_files() -> list[Path]:

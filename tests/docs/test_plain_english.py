@@ -42,8 +42,8 @@ def texts_of_notebook(path: Path) -> Iterator[tuple[int, str]]:
 def texts_of_cpp(path: Path) -> Iterator[tuple[int, str]]:
     """Comments, those of neighbouring lines as one text, and strings."""
     text = path.read_text(encoding="utf-8")
-    for found in CPP_TEXT.finditer(text):
-        yield 1 + text.count("\n", 0, found.start()), found[0]
+    for match in CPP_TEXT.finditer(text):
+        yield 1 + text.count("\n", 0, match.start()), match[0]
 
 
 def names_in(path: Path) -> Iterator[tuple[int, str]]:
@@ -54,20 +54,20 @@ def names_in(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def pages() -> list[Path]:
-    found = [path for suffix in ("md", "toml", "py", "ipynb") for path in (ROOT / "docs").rglob(f"*.{suffix}")]
-    return [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(found)]
+    paths = [path for suffix in ("md", "toml", "py", "ipynb") for path in (ROOT / "docs").rglob(f"*.{suffix}")]
+    return [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(paths)]
 
 
 def sources() -> list[Path]:
     """Programs of every language, except for this one, which has to name the words."""
-    found = [
+    paths = [
         path
         for folder in ("src/exactqat", "tests", "bench", "release", "examples", ".github")
         for suffix in ("py", "cpp", "h", "yml", "sh")
         for path in (ROOT / folder).rglob(f"*.{suffix}")
     ]
     others = [ROOT / name for name in ("Makefile", "CMakeLists.txt", "pyproject.toml")]
-    return sorted(path for path in (*found, *others) if path != Path(__file__).resolve() and path.exists())
+    return sorted(path for path in (*paths, *others) if path != Path(__file__).resolve() and path.exists())
 
 
 READERS = {".py": texts_of_python, ".ipynb": texts_of_notebook, ".cpp": texts_of_cpp, ".h": texts_of_cpp}
@@ -76,29 +76,29 @@ READERS = {".py": texts_of_python, ".ipynb": texts_of_notebook, ".cpp": texts_of
 def banned_in(path: Path) -> list[str]:
     read = READERS.get(path.suffix)
     texts = read(path) if read else [(1, path.read_text(encoding="utf-8"))]
-    found = []
+    problems = []
     for start, text in texts:
         if text.isidentifier():
             continue
         plain = CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
         for match in BANNED.finditer(plain):
             line = start + plain.count("\n", 0, match.start())
-            found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}")
-    return found
+            problems.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}")
+    return problems
 
 
 @pytest.mark.parametrize("path", [*pages(), *sources()], ids=lambda path: str(path.relative_to(ROOT)))
 def test_texts_are_in_plain_english(path: Path) -> None:
-    found = banned_in(path)
-    assert not found, "\n".join(found)
+    problems = banned_in(path)
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize(
     "path", [path for path in sources() if path.suffix == ".py"], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_names_are_in_plain_english(path: Path) -> None:
-    found = [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in names_in(path) if BANNED.fullmatch(name)]
-    assert not found, "\n".join(found)
+    problems = [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in names_in(path) if BANNED.fullmatch(name)]
+    assert not problems, "\n".join(problems)
 
 
 def test_banned_words_are_found_outside_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,9 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         "<img src='missing.png'><a href='deep/page.html#not%20there'>4</a><a href='gone.html'>5</a>"
     )
     (tmp_path / "deep" / "page.html").write_text("<p id='there'><a href='../index.html'>back</a></p>")
-    count, found = broken(tmp_path)
+    count, problems = broken(tmp_path)
     assert count == 6
-    assert [line.split(": ")[1] for line in found] == ["missing.png", "deep/page.html#not%20there", "gone.html"]
+    assert [line.split(": ")[1] for line in problems] == ["missing.png", "deep/page.html#not%20there", "gone.html"]
 
 
 def test_the_version_must_be_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ def test_one_repeat_of_a_tiny_network(step: Any, capsys: pytest.CaptureFixture[s
 def test_memory_is_measured_in_processes_of_their_own(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     two = ("torch float", "exactqat QAT, ema")  # every one takes seconds
     monkeypatch.setattr(step, "CONTESTANTS", {name: step.CONTESTANTS[name] for name in two})
-    found = step.memory("small_mobilenet", SimpleNamespace(threads=1, device="cpu"))
-    plain, quantized = (found[name] for name in two)
+    figures = step.memory("small_mobilenet", SimpleNamespace(threads=1, device="cpu"))
+    plain, quantized = (figures[name] for name in two)
     # Masks of two bits in place of activations can make it less than the float step's.
     assert plain["saved_bytes"] / 4 < quantized["saved_bytes"] < 4 * plain["saved_bytes"]
     assert min(plain["resident_peak_bytes"], quantized["resident_peak_bytes"]) > 0
@@ -83,30 +83,30 @@ class Twice(torch.nn.Module):
 
 def test_saved_memory_counts_every_storage_once(step: Any) -> None:
     images = torch.randn(4, 1, 2, 3, requires_grad=True)
-    given = step.Task(Twice(), images, torch.zeros(4, dtype=torch.int64))
+    case = step.Task(Twice(), images, torch.zeros(4, dtype=torch.int64))
     numbers = 4 * 1 * 2 * 3
     # The exponential, the logarithms of softmax, the labels, and the number of labels that count.
-    assert step.saved_bytes(given.model, given) == 4 * numbers + 4 * numbers + 8 * 4 + 4
+    assert step.saved_bytes(case.model, case) == 4 * numbers + 4 * numbers + 8 * 4 + 4
 
 
 def test_parameters_are_no_saved_memory(step: Any) -> None:
-    given = step.Task(torch.nn.Linear(6, 6), torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))
+    case = step.Task(torch.nn.Linear(6, 6), torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))
     # The images, the logarithms, the labels and their number; not the weight.
-    assert step.saved_bytes(given.model, given) == 4 * 24 + 4 * 24 + 8 * 4 + 4
+    assert step.saved_bytes(case.model, case) == 4 * 24 + 4 * 24 + 8 * 4 + 4
 
 
 @pytest.mark.parametrize("network", ["small_mobilenet", "mobilenet_v2", "dscnn"])
 def test_the_networks_compared_have_the_same_sizes(step: Any, network: str) -> None:
-    given = step.task(network)
-    plain = step.torch_float(given)
+    case = step.task(network)
+    plain = step.torch_float(case)
     assert not any(isinstance(module, step.qat.Conv2d) for module in plain.modules())
-    assert not any(type(module) is torch.nn.BatchNorm2d for module in step.our_float(given).modules())
+    assert not any(type(module) is torch.nn.BatchNorm2d for module in step.our_float(case).modules())
     sizes: list[list[Any]] = [[], []]
-    for found, model in zip(sizes, (given.model.eval(), plain.eval()), strict=True):
+    for shapes, model in zip(sizes, (case.model.eval(), plain.eval()), strict=True):
         for module in model.modules():
             if isinstance(module, torch.nn.Conv2d):
-                module.register_forward_hook(lambda module, x, y, found=found: found.append(tuple(y.shape)))
-        model(given.images[:1])
+                module.register_forward_hook(lambda module, x, y, shapes=shapes: shapes.append(tuple(y.shape)))
+        model(case.images[:1])
     assert sizes[0] == sizes[1] and len(sizes[0]) > 5
 
 
@@ -119,17 +119,17 @@ def test_torch_fuses_and_quantizes_every_convolution(step: Any, learned: bool) -
     assert not any(type(module) is torch.nn.Conv2d for module in prepared.modules())
     quantizers = [type(m).__name__ for m in prepared.modules() if "FakeQuantize" in type(m).__name__]
     assert set(quantizers) == ({"_LearnableFakeQuantize"} if learned else {"FusedMovingAvgObsFakeQuantize"})
-    given = step.task("small_mobilenet")
-    step.step(prepared, given)()
+    case = step.task("small_mobilenet")
+    step.step(prepared, case)()
     scales = [parameter for name, parameter in prepared.named_parameters() if name.endswith(".scale")]
     assert all(scale.grad is not None for scale in scales) and bool(scales) == learned
 
 
 def test_the_network_is_given_to_keras_as_it_is(step: Any) -> None:
-    given = step.task("mobilenet_v2")
-    layers = step.keras_layers(given.model, given.shape)
+    case = step.task("mobilenet_v2")
+    layers = step.keras_layers(case.model, case.shape)
     kinds = [layer["kind"] for layer in layers]
-    convolutions = [module for module in given.model.modules() if isinstance(module, torch.nn.Conv2d)]
+    convolutions = [module for module in case.model.modules() if isinstance(module, torch.nn.Conv2d)]
     assert kinds.count("Conv2D") + kinds.count("DepthwiseConv2D") == len(convolutions) == 52
     assert kinds.count("DepthwiseConv2D") == 17 and kinds.count("Add") == 10
     assert layers[0]["settings"]["shape"] == [160, 160, 3] and layers[-1]["settings"] == {"units": 1000}

@@ -277,8 +277,8 @@ def an_explicit_mesh() -> None:
 
 
 def normalized(x: Any, scale: Any, offset: Any) -> Any:
-    given = {"mean": OFFSET, "variance": SCALE, "exponential_avg_factor": 0.1, "epsilon": 1e-3}
-    return raw.FusedBatchNormV3(x=x, scale=scale, offset=offset, **given)
+    attributes = {"mean": OFFSET, "variance": SCALE, "exponential_avg_factor": 0.1, "epsilon": 1e-3}
+    return raw.FusedBatchNormV3(x=x, scale=scale, offset=offset, **attributes)
 
 
 def synchronized_normalized(x: Any, scale: Any, offset: Any) -> Any:
@@ -405,8 +405,8 @@ def training_in_replicas_moves_what_one_device_moves() -> None:
         y = kit.batch_norm(y, params["scale"], params["offset"], params["mean"], params["variance"], momentum=0.5)
         return jnp.tanh(jax.nn.relu(y)).mean((1, 2)) @ params["head"]
 
-    given = {"w": normal(3, 3, 4, 4), "scale": jnp.ones(4), "offset": jnp.zeros(4), "mean": jnp.zeros(4)}
-    given |= {"variance": jnp.ones(4), "head": normal(4, 3)}
+    weights = {"w": normal(3, 3, 4, 4), "scale": jnp.ones(4), "offset": jnp.zeros(4), "mean": jnp.zeros(4)}
+    weights |= {"variance": jnp.ones(4), "head": normal(4, 3)}
     # Every device has other values.
     images = X * jnp.arange(1, 9).reshape(-1, 1, 1, 1)
     for rule in (
@@ -415,7 +415,7 @@ def training_in_replicas_moves_what_one_device_moves() -> None:
         Rule(ranges="last_batch"),
         Rule(fold_batch_norm=True),
     ):
-        prepared = kit.prepare(model, given, images, rules=[rule])
+        prepared = kit.prepare(model, weights, images, rules=[rule])
 
         def step(params: Any, state: Any, x: Any, kept: Any = prepared, mean: Any = lambda value: value) -> Any:
             def loss(params: Any) -> Any:
@@ -437,15 +437,15 @@ def training_in_replicas_moves_what_one_device_moves() -> None:
 
 
 def main() -> int:
-    found = {}
+    errors = {}
     chosen = {name: CHECKS[name] for name in sys.argv[1:]} or CHECKS
     for name, function in chosen.items():
         try:
             function()
-            found[name] = None
+            errors[name] = None
         except Exception:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
+            errors[name] = traceback.format_exc()
+    print(json.dumps(errors))
     return 0
 
 

@@ -94,8 +94,8 @@ def calls(dtype: str) -> Iterator[tuple[str, tuple[TensorSpec, ...], dict[str, A
     yield "fake_quant_with_min_max_vars_gradient_transpose", transposed, bits
     for axis in (-1, 1, 3):
         bound = range_() if axis < 0 else range_(image.shape[axis])
-        for given in (True, False):
-            attributes = {"range_given": given, "axis": axis}
+        for flag in (True, False):
+            attributes = {"range_given": flag, "axis": axis}
             yield "quantize_and_dequantize_v2", (image, bound, bound), attributes
         yield "quantize_and_dequantize_v4_grad", (image, image, bound, bound), {"axis": axis}
     yield "quantize_and_dequantize_v2", (image, range_(), range_()), {"round_mode": "HALF_UP"}

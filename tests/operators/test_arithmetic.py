@@ -34,12 +34,12 @@ def rounded(exact: Fraction, dtype: str) -> float:
 def factors(dtype: str) -> list[tuple[float, float]]:
     """Whose products lie on both sides of the smallest normal number, within steps and parts of steps of it."""
     step, smallest = float(np.finfo(dtype).eps), SMALLEST[dtype]
-    found = []
+    pairs = []
     for exponent in (0, 1, 30, smallest // 2, smallest + 1, smallest):
         for up in range(-3, 4):
             for down in range(-3, 4):
-                found.append((2.0 ** (smallest - exponent) * (1 + up * step), 2.0**exponent * (1 + down * step / 2)))
-    return [(a, b) for a, b in found if min(a, b) >= 2.0**smallest]
+                pairs.append((2.0 ** (smallest - exponent) * (1 + up * step), 2.0**exponent * (1 + down * step / 2)))
+    return [(a, b) for a, b in pairs if min(a, b) >= 2.0**smallest]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

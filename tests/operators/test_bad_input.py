@@ -208,8 +208,8 @@ ADVISORIES = (
         "rank-1 input with axis=10; was a read out of bounds",
         CLEAN,
         tuple(
-            call(V2, input=array(2.5, 2.5), input_min=array(0, 0), input_max=array(1, 1), axis=10, range_given=given)
-            for given in (False, True)
+            call(V2, input=array(2.5, 2.5), input_min=array(0, 0), input_max=array(1, 1), axis=10, range_given=flag)
+            for flag in (False, True)
         ),
     ),
     Entry(
@@ -228,8 +228,8 @@ ADVISORIES = (
         "rank-1 input with axis=3; was a read out of bounds",
         CLEAN,
         tuple(
-            call(V3, input=array(1, 2), input_min=ones(1), input_max=ones(1), axis=3, range_given=given)
-            for given in (False, True)
+            call(V3, input=array(1, 2), input_min=ones(1), input_max=ones(1), axis=3, range_given=flag)
+            for flag in (False, True)
         ),
     ),
     Entry(
@@ -273,7 +273,7 @@ ADVISORIES = (
         V2,
         "axis=-2; read and wrote before the array",
         CLEAN,
-        tuple(call(V2, axis=-2, range_given=given) for given in (False, True)),
+        tuple(call(V2, axis=-2, range_given=flag) for flag in (False, True)),
     ),
     Entry(
         "CVE-2021-37645, GHSA-9w2p-5mgw-p94c, TFSA-2021-119",
@@ -660,22 +660,22 @@ def limits() -> Iterator[Call]:
                 yield named(call(op, AS_REFERENCE, **arrays), value)
 
 
-def named(made: Call, value: float) -> Call:
-    return Call(f"{made.name} of {value}", made.op, made.arguments, made.expected)
+def named(case: Call, value: float) -> Call:
+    return Call(f"{case.name} of {value}", case.op, case.arguments, case.expected)
 
 
 ENTRIES = (*ADVISORIES, *STILL_BAD)
 CALLS: dict[str, Call] = {}
-for _made in itertools.chain((made for entry in ENTRIES for made in entry.calls), limits()):
+for _made in itertools.chain((case for entry in ENTRIES for case in entry.calls), limits()):
     CALLS.setdefault(_made.name, _made)
-TABLED = {made.name for entry in ENTRIES for made in entry.calls}
-TRACED = {made.name for entry in ENTRIES for made in entry.calls if entry.traced}
+TABLED = {case.name for entry in ENTRIES for case in entry.calls}
+TRACED = {case.name for entry in ENTRIES for case in entry.calls if entry.traced}
 
 
-def ways_of(made: Call) -> list[str]:
+def ways_of(case: Call) -> list[str]:
     """Compilers are slow, so jax.jit gets what the tables name and what must fail, and torch.compile what is traced."""
-    refused = made.name in TABLED or made.expected is not AS_REFERENCE
-    return [way for way in WAYS if made.name in TRACED or way != "torch.compile" and (refused or way != "jax.jit")]
+    refused = case.name in TABLED or case.expected is not AS_REFERENCE
+    return [way for way in WAYS if case.name in TRACED or way != "torch.compile" and (refused or way != "jax.jit")]
 
 
 # The process that may crash
@@ -690,17 +690,17 @@ def run(way: str, first: int) -> None:
     # The calls that ask for terabytes must be refused, not tried, also where the system overcommits.
     resource.setrlimit(resource.RLIMIT_AS, (2**41, resource.RLIM_INFINITY))
     convert, evaluate = ENGINES[way]()
-    for made in list(CALLS.values())[first:]:
-        if way in ways_of(made):
-            print(f"begin {made.name}", flush=True)
-            print(f"{made.name}: {json.dumps(attempt(made, convert, evaluate))}", flush=True)
+    for case in list(CALLS.values())[first:]:
+        if way in ways_of(case):
+            print(f"begin {case.name}", flush=True)
+            print(f"{case.name}: {json.dumps(attempt(case, convert, evaluate))}", flush=True)
 
 
-def attempt(made: Call, convert: Callable[[np.ndarray], Any], evaluate: Callable[..., Any]) -> dict[str, Any]:
+def attempt(case: Call, convert: Callable[[np.ndarray], Any], evaluate: Callable[..., Any]) -> dict[str, Any]:
     poison(convert)
-    operands = {key: convert(value) for key, value in made.operands.items()}
+    operands = {key: convert(value) for key, value in case.operands.items()}
     try:
-        results = evaluate(made.op, operands, made.attributes)
+        results = evaluate(case.op, operands, case.attributes)
     except (Exception, MemoryError) as error:
         return {
             "error": type(error).__name__,
@@ -775,26 +775,26 @@ ENGINES: dict[str, Callable[[], Any]] = {
 def answers(way: str) -> dict[str, Any]:
     """What each call came to, by name; a process that died is started again after the call it died of."""
     names = list(CALLS)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     first = 0
     while first < len(names):
         command = [sys.executable, __file__, "--run", way, "--first", str(first)]
         process = subprocess.run(command, capture_output=True, text=True)
-        fatal = collect(process.stdout, process.returncode, process.stderr, found)
+        fatal = collect(process.stdout, process.returncode, process.stderr, results)
         if fatal is None:
             break
         first = names.index(fatal) + 1
-    return found
+    return results
 
 
-def collect(output: str, status: int, errors: str, found: dict[str, Any]) -> str | None:
+def collect(output: str, status: int, errors: str, results: dict[str, Any]) -> str | None:
     """Adds the answers of one process; the name of the call that ended it, if one did."""
     begun = None
     for line in output.splitlines():
         if line.startswith("begin "):
             begun = line.removeprefix("begin ")
         elif begun is not None and line.startswith(f"{begun}: "):
-            found[begun] = json.loads(line.removeprefix(f"{begun}: "))
+            results[begun] = json.loads(line.removeprefix(f"{begun}: "))
             begun = None
     if status == 0 and begun is None:
         return None
@@ -803,51 +803,51 @@ def collect(output: str, status: int, errors: str, found: dict[str, Any]) -> str
             f"the process did not start, or ended between two calls, with status {status}:\n{errors[-2000:]}"
         )
     ended = signal.Signals(-status).name if status < 0 else f"status {status}"
-    found[begun] = {"crash": f"the process ended with {ended}: {errors[-1000:]}"}
+    results[begun] = {"crash": f"the process ended with {ended}: {errors[-1000:]}"}
     return begun
 
 
 PARAMETERS = [
-    pytest.param(way, made, id=f"{way}-{made.name}", marks=[pytest.mark.slow] if way in COMPILERS else [])
-    for made in CALLS.values()
+    pytest.param(way, case, id=f"{way}-{case.name}", marks=[pytest.mark.slow] if way in COMPILERS else [])
+    for case in CALLS.values()
     for way in WAYS
-    if way in ways_of(made)
+    if way in ways_of(case)
 ]
 
 
-@pytest.mark.parametrize(("way", "made"), PARAMETERS)
-def test_bad_input(way: str, made: Call) -> None:
+@pytest.mark.parametrize(("way", "case"), PARAMETERS)
+def test_bad_input(way: str, case: Call) -> None:
     if way != "numpy":
         pytest.importorskip(way.split(".")[0])
-    answer = answers(way)[made.name]
+    answer = answers(way)[case.name]
     assert "crash" not in answer, answer["crash"]
-    errors = made.expected if isinstance(made.expected, tuple) else (made.expected,)
+    errors = case.expected if isinstance(case.expected, tuple) else (case.expected,)
     if all(isinstance(error, type) for error in errors):
         assert "error" in answer, f"is accepted, gives {answer}"
         wanted = {error.__name__ for error in errors if isinstance(error, type)}
         assert wanted & set(answer["ancestors"]), f"{answer['error']}: {answer['text']}"
         if errors != TOO_LARGE:
-            names_an_argument(made.op, answer["text"])
+            names_an_argument(case.op, answer["text"])
         return
     assert "results" in answer, f"{answer['error']}: {answer['text']}"
     results = {
         name: np.frombuffer(bytes.fromhex(content), dtype).reshape(shape)
-        for name, (dtype, shape, content) in zip(RESULTS[made.op], answer["results"], strict=True)
+        for name, (dtype, shape, content) in zip(RESULTS[case.op], answer["results"], strict=True)
     }
-    for name, expected in expected_results(made).items():
+    for name, expected in expected_results(case).items():
         assert_same_bits(results[name], expected, what=name)
 
 
-def expected_results(made: Call) -> dict[str, np.ndarray]:
-    if isinstance(made.expected, dict):
-        return made.expected
+def expected_results(case: Call) -> dict[str, np.ndarray]:
+    if isinstance(case.expected, dict):
+        return case.expected
     with np.errstate(all="ignore"):
-        results = reference.call(made.op, made.operands, bound_attributes(made))
-    return dict(zip(RESULTS[made.op], results if isinstance(results, tuple) else (results,), strict=True))
+        results = reference.call(case.op, case.operands, bound_attributes(case))
+    return dict(zip(RESULTS[case.op], results if isinstance(results, tuple) else (results,), strict=True))
 
 
-def bound_attributes(made: Call) -> dict[str, Any]:
-    return BY_RAW_NAME[made.op].bind((), made.arguments)[1]
+def bound_attributes(case: Call) -> dict[str, Any]:
+    return BY_RAW_NAME[case.op].bind((), case.arguments)[1]
 
 
 def names_an_argument(op: str, text: str) -> None:
@@ -865,15 +865,15 @@ def test_a_crash_would_be_noticed() -> None:
         f"print('begin {CRASH}', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\nprint('begin two')"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    found: dict[str, Any] = {}
-    assert collect(process.stdout, process.returncode, process.stderr, found) == CRASH
-    assert found["one"] == {"results": []}
-    assert "SIGSEGV" in found[CRASH]["crash"]
-    assert "two" not in found
+    results: dict[str, Any] = {}
+    assert collect(process.stdout, process.returncode, process.stderr, results) == CRASH
+    assert results["one"] == {"results": []}
+    assert "SIGSEGV" in results[CRASH]["crash"]
+    assert "two" not in results
 
 
 def test_every_operator_has_bad_input() -> None:
-    assert {made.op for made in CALLS.values()} == set(RESULTS)
+    assert {case.op for case in CALLS.values()} == set(RESULTS)
 
 
 # Where TensorFlow is broken or silent and exactqat does what the documentation says
@@ -1007,13 +1007,13 @@ def test_second_derivatives_of_quantizers() -> None:
 def test_the_first_version_can_be_called(way: str) -> None:
     """TensorFlow refuses to run raw QuantizeAndDequantize; it is version 2 with the range as attributes."""
     data = counted(4, 3)
-    for given in (False, True):
+    for flag in (False, True):
         (result,) = evaluate_in(
-            way, "QuantizeAndDequantize", {"input": data}, range_given=given, input_min=-0.5, input_max=1.0
+            way, "QuantizeAndDequantize", {"input": data}, range_given=flag, input_min=-0.5, input_max=1.0
         )
         operands = {"input": data, "input_min": np.float32(-0.5), "input_max": SCALAR}
-        (second,) = evaluate_in("numpy", V2, operands, range_given=given)
-        assert_same_bits(result, second, what=f"range_given={given}")
+        (second,) = evaluate_in("numpy", V2, operands, range_given=flag)
+        assert_same_bits(result, second, what=f"range_given={flag}")
 
 
 @pytest.mark.parametrize("way", FRAMEWORKS)
@@ -1167,12 +1167,12 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def answer_of(made: Call) -> str:
+def answer_of(case: Call) -> str:
     try:
-        getattr(eq.raw_ops, made.op)(**made.arguments)
+        getattr(eq.raw_ops, case.op)(**case.arguments)
     except (ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}".replace("|", "\\|")
-    raise RuntimeError(f"{made.name} is accepted: its entry must say with which result")
+    raise RuntimeError(f"{case.name} is accepted: its entry must say with which result")
 
 
 def test_the_page_is_current() -> None:

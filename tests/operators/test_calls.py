@@ -254,8 +254,8 @@ def test_pytorch_gradient_modes() -> None:
             assert result.dtype == torch.float32 and result.requires_grad
         only_range = per_channel(tensors[0], leaves[1], tensors[2])
         (wanted,) = torch.autograd.grad(per_channel(*leaves), leaves[1], torch.ones(4, 3))
-        (found,) = torch.autograd.grad(only_range, leaves[1], torch.ones(4, 3))
-        assert_same_bits(found.numpy(), wanted.numpy(), what="the gradient of one operand")
+        (gradient,) = torch.autograd.grad(only_range, leaves[1], torch.ones(4, 3))
+        assert_same_bits(gradient.numpy(), wanted.numpy(), what="the gradient of one operand")
         by_number = eq.fake_quant_with_min_max_vars(leaves[0], -1, 1.0)
         assert by_number.grad_fn is not None
         with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
@@ -279,8 +279,8 @@ def test_torch_compile_after_eager_calls() -> None:
             expected = per_channel(*arguments)
             assert_same_bits(compiled(*arguments).detach().numpy(), expected.detach().numpy(), what="compiled")
     (wanted,) = torch.autograd.grad(per_channel(*leaves).sum(), leaves[0])
-    (found,) = torch.autograd.grad(compiled(*leaves).sum(), leaves[0])
-    assert_same_bits(found.numpy(), wanted.numpy(), what="the gradient, compiled")
+    (gradient,) = torch.autograd.grad(compiled(*leaves).sum(), leaves[0])
+    assert_same_bits(gradient.numpy(), wanted.numpy(), what="the gradient, compiled")
 
 
 def test_many_kinds_of_calls_are_forgotten_in_time() -> None:

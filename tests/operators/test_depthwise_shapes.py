@@ -87,13 +87,13 @@ def random_calls(
     return convolutions(image(*shape), filter, image(batch, *sides, channels * multiplier), attributes)
 
 
-def check(device: str, *given: object, **more: object) -> None:
-    for name, operands, attributes in random_calls(*given, **more):
+def check(device: str, *arguments: object, **more: object) -> None:
+    for name, operands, attributes in random_calls(*arguments, **more):
         op = OPERATORS[name]
         arrays, checked = op.bind((), dict(zip(op.operands, operands, strict=True)) | attributes)
         expected = reference.call(op, dict(zip(op.operands, arrays, strict=True)), checked)
         (result,) = DEVICES[device](op, arrays, checked)
-        assert_same_bits(result, expected, what=f"{name} of {given} {more}")
+        assert_same_bits(result, expected, what=f"{name} of {arguments} {more}")
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -155,8 +155,8 @@ def test_images_that_are_many_give_what_each_gives(offset: int, kernel: int, bat
     filter = random.standard_normal((kernel, kernel, channels, 1), dtype=np.float32)
     for stride in (1, 2):
         together = eq.nn.depthwise_conv2d(images, filter, [1, stride, stride, 1], "SAME")
-        each = [eq.nn.depthwise_conv2d(image[None], filter, [1, stride, stride, 1], "SAME") for image in images]
-        assert_same_bits(together, np.concatenate(each), what=f"{batch} images, {channels} channels, stride {stride}")
+        parts = [eq.nn.depthwise_conv2d(image[None], filter, [1, stride, stride, 1], "SAME") for image in images]
+        assert_same_bits(together, np.concatenate(parts), what=f"{batch} images, {channels} channels, stride {stride}")
 
 
 @pytest.mark.parametrize("device", ON_CPU)

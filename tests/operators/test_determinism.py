@@ -136,9 +136,9 @@ def memory(arrays: list[np.ndarray]) -> list[np.ndarray]:
 @lru_cache
 def alignable(op: Operator) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
     """Operands and attributes of three calls of some size that succeed."""
-    found: list[tuple[list[np.ndarray], dict[str, Any]]] = []
+    calls: list[tuple[list[np.ndarray], dict[str, Any]]] = []
     case = 0
-    while len(found) < 3:
+    while len(calls) < 3:
         call = fuzz.generate(fuzz.Random(21, case), op)
         case += 1
         if call.flaw or "numbers" in call.layouts.values():
@@ -150,8 +150,8 @@ def alignable(op: Operator) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
             results = op(**call.operands, **call.attributes)
             first = results[0] if isinstance(results, tuple) else results
             if first.size > 30:
-                found.append((operands, op.bind((), {**call.operands, **call.attributes})[1]))
-    return found
+                calls.append((operands, op.bind((), {**call.operands, **call.attributes})[1]))
+    return calls
 
 
 @pytest.mark.parametrize("isa", cpu.INSTRUCTION_SETS)

@@ -61,10 +61,10 @@ def test_equals_the_operators_with_a_range(narrow_range: bool) -> None:
         weight.movedim(0, -1), -magnitude, magnitude, num_bits=8, narrow_range=narrow_range
     ).movedim(-1, 0)
     assert_same_bits(outputs.detach().numpy(), wanted.detach().numpy(), what="outputs")
-    for given, expected in zip(
+    for result, expected in zip(
         torch.autograd.grad(outputs, weight, gradient), torch.autograd.grad(wanted, weight, gradient), strict=True
     ):
-        assert_same_bits(given.numpy(), expected.numpy(), what="gradient")
+        assert_same_bits(result.numpy(), expected.numpy(), what="gradient")
     assert torch.autograd.gradcheck(
         lambda g: torch.autograd.grad(
             fake_quant_rows.fake_quant_rows(weight.double(), 8, narrow_range), weight, g, create_graph=True
@@ -87,9 +87,9 @@ def test_within_equals_the_operators_with_a_range(narrow_range: bool) -> None:
     ).movedim(-1, 0)
     assert_same_bits(outputs.detach().numpy(), wanted.detach().numpy(), what="outputs")
     operands = (weight, magnitudes)
-    first = [torch.autograd.grad(each, operands, gradient, create_graph=True) for each in (outputs, wanted)]
-    for given, expected in zip(*first, strict=True):
-        assert_same_bits(given.detach().numpy(), expected.detach().numpy(), what="gradient")
+    first = [torch.autograd.grad(tensor, operands, gradient, create_graph=True) for tensor in (outputs, wanted)]
+    for result, expected in zip(*first, strict=True):
+        assert_same_bits(result.detach().numpy(), expected.detach().numpy(), what="gradient")
 
 
 def test_the_gradient_of_within_has_one() -> None:
@@ -98,8 +98,8 @@ def test_the_gradient_of_within_has_one() -> None:
     magnitudes = torch.linspace(0, 1.5, 6).double().requires_grad_()
     weight.requires_grad_()
 
-    def gradients(given):
+    def gradients(upstream):
         outputs = fake_quant_rows.fake_quant_rows_within(weight, magnitudes)
-        return torch.autograd.grad(outputs, (weight, magnitudes), given, create_graph=True)
+        return torch.autograd.grad(outputs, (weight, magnitudes), upstream, create_graph=True)
 
     assert torch.autograd.gradcheck(gradients, [gradient.requires_grad_()])

@@ -416,8 +416,8 @@ def test_a_training_form_runs_where_gradients_are_wanted() -> None:
         for function in (toy_masked, jax.jit(toy_masked)):
             result, vjp = jax.vjp(function, values, *others)
             assert result.tolist() == [0, 2, 3, 0]
-            found = vjp(jnp.float32([1, 2, 3, 4]))
-            assert found[0].tolist() == [41, 82, 123, 164] and found[2] == -10 and not found[1].any()
+            cotangents = vjp(jnp.float32([1, 2, 3, 4]))
+            assert cotangents[0].tolist() == [41, 82, 123, 164] and cotangents[2] == -10 and not cotangents[1].any()
             assert seen.pop() == [None, None, (), None]
             second = jax.grad(lambda w, f=function: twice(jax.vjp(f, values, *others)[1](w)[0]))
             assert second(jnp.ones(4)).tolist() == [2 * 41**2] * 4

@@ -63,12 +63,12 @@ def run_with(name: str, tensors: list[Any], attributes: dict[str, Any], **option
     lowered = op.lower(specs, tuple(op.bind(tuple(tensors), attributes)[1].items()))
     plan = room.plan(specs, lowered)
     plan = plan._replace(launches=tuple(e._replace(options=e.options | options) for e in plan.launches))
-    made = [
+    buffers = [
         torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda")
         for spec in (*lowered.results, *plan.scratch)
     ]
-    room.run(plan, [*tensors, *made])
-    return made[: len(lowered.results)]
+    room.run(plan, [*tensors, *buffers])
+    return buffers[: len(lowered.results)]
 
 
 # Numbers
@@ -107,9 +107,9 @@ def test_quantize_and_dequantize_on_many_values(axis: int, dtype: str) -> None:
     if axis < 0:
         low, high = low[0], high[0]
     for round_mode in ("HALF_TO_EVEN", "HALF_UP"):
-        for given in (True, False):
+        for flag in (True, False):
             assert_same(
-                lambda t, a, b, r=round_mode, g=given: eq.raw_ops.QuantizeAndDequantizeV2(
+                lambda t, a, b, r=round_mode, g=flag: eq.raw_ops.QuantizeAndDequantizeV2(
                     input=t, input_min=a, input_max=b, range_given=g, round_mode=r, axis=axis
                 ),
                 x,

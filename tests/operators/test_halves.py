@@ -195,10 +195,10 @@ def compare_depthwise(
     results = []
     rounded = [a.astype(half) for a in operands]
     for arrays in (rounded, [a.astype(np.float32) for a in rounded]):
-        given = {**dict(zip(op.operands, arrays, strict=True)), **attributes}
+        arguments = {**dict(zip(op.operands, arrays, strict=True)), **attributes}
         for key in sizes:
-            given[key] = np.array(given[key], np.int32)
-        (result,) = DEVICES[device](op, *op.bind((), given))
+            arguments[key] = np.array(arguments[key], np.int32)
+        (result,) = DEVICES[device](op, *op.bind((), arguments))
         results.append(result)
     assert_same_bits(results[0], results[1].astype(half), what=f"{name} of {operands[0].shape}")
 
@@ -239,9 +239,9 @@ def test_in_place(data_format: str, dtype: str) -> None:
             reserves = {"reserve_space_1": vector, "reserve_space_2": vector, "reserve_space_3": vector[:0]}
             expected = raw.FusedBatchNormGradV3(y_backprop=g, x=x, **reserves, **common)
             for place, operands in ((g.copy(), ("y_backprop", "x")), (x.copy(), ("x", "y_backprop"))):
-                given = {operands[0]: place, operands[1]: x if operands[1] == "x" else g}
+                arguments = {operands[0]: place, operands[1]: x if operands[1] == "x" else g}
                 out = (place, *(np.empty_like(part) for part in expected[1:]))
-                raw.FusedBatchNormGradV3(**given, **reserves, **common, out=out)
+                raw.FusedBatchNormGradV3(**arguments, **reserves, **common, out=out)
                 assert_same_bits(place, expected[0], what=f"the gradient in the place of {operands[0]}")
         place = x.copy()
         expected = eq.fake_quant_with_min_max_vars_per_channel(x, low, -low)

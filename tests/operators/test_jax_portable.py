@@ -164,8 +164,8 @@ def test_portable_calls_on_devices() -> None:
         "fixed range, over batch",
         "depthwise, over batch and channels",
     )
-    found = json.loads(portable("jax_devices.py", *checks).splitlines()[-1])
-    assert found == dict.fromkeys(checks)
+    errors = json.loads(portable("jax_devices.py", *checks).splitlines()[-1])
+    assert errors == dict.fromkeys(checks)
 
 
 def test_the_switch_is_checked() -> None:

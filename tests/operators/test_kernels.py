@@ -80,10 +80,10 @@ def test_depthwise_columns_that_meet_nothing(data_format: str, device: str) -> N
         image = random.standard_normal(arranged((3, 2, 6, channels))).astype(np.float32)
         gradient = random.standard_normal(arranged((3, 4, 1, channels))).astype(np.float32)
         run_and_compare("depthwise_conv2d_native", [image, filter], attributes, device)
-        given = {"input_sizes": image.shape, **attributes}
-        run_and_compare("depthwise_conv2d_native_backprop_input", [filter, gradient], given, device)
-        given = {"filter_sizes": filter.shape, **attributes}
-        run_and_compare("depthwise_conv2d_native_backprop_filter", [image, gradient], given, device)
+        settings = {"input_sizes": image.shape, **attributes}
+        run_and_compare("depthwise_conv2d_native_backprop_input", [filter, gradient], settings, device)
+        settings = {"filter_sizes": filter.shape, **attributes}
+        run_and_compare("depthwise_conv2d_native_backprop_filter", [image, gradient], settings, device)
 
 
 def run_and_compare(name: str, operands: list[np.ndarray], attributes: dict, device: str) -> list[np.ndarray]:

@@ -60,16 +60,16 @@ def difference(manner: Manner, framework: str) -> str | None:
     return LONG_INTEGERS if manner.form in ("int64", "int32") else None
 
 
-def results_of(op: str, given: dict[str, Any]) -> list[np.ndarray]:
-    results = getattr(eq.raw_ops, op)(**given)
+def results_of(op: str, inputs: dict[str, Any]) -> list[np.ndarray]:
+    results = getattr(eq.raw_ops, op)(**inputs)
     return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
 
 
 @lru_cache
 def recorded() -> dict[str, dict[str, str]]:
-    found = goldens.load_json("manners")
-    assert isinstance(found, dict)
-    return found
+    answers = goldens.load_json("manners")
+    assert isinstance(answers, dict)
+    return answers
 
 
 @pytest.mark.parametrize("framework", TO)
@@ -83,10 +83,10 @@ def test_every_argument_in_every_form(op: str, framework: str) -> None:
         key = manner.name if manner.form in ("uint8", "bool", "none") else "plain"
         if key not in seen:
             seen[key] = results_of(op, plain)
-        given = arguments(manner, TO[framework])
+        inputs = arguments(manner, TO[framework])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            ours = outcome(lambda given=given: results_of(op, given), seen[key], (ValueError, TypeError))
+            ours = outcome(lambda inputs=inputs: results_of(op, inputs), seen[key], (ValueError, TypeError))
         theirs = recorded()[f"{op}/{manner.argument}"][manner.form].split(", ")[framework != "numpy"]
         if difference(manner, framework):
             fine = ours != "same"
@@ -186,8 +186,8 @@ def test_compilers_take_the_same_forms() -> None:
     for x64 in (False, True):
         with jax.enable_x64(x64):
             for function in (quantized, jax.jit(lambda x: quantized(x, integers))):
-                given = (jnp.asarray(X), integers) if function is quantized else (jnp.asarray(X),)
-                assert_same_bits(np.asarray(function(*given)), wanted, what=f"JAX, 64 bits {x64}")
+                operands = (jnp.asarray(X), integers) if function is quantized else (jnp.asarray(X),)
+                assert_same_bits(np.asarray(function(*operands)), wanted, what=f"JAX, 64 bits {x64}")
 
 
 def test_a_list_of_tensors_is_a_tensor() -> None:
@@ -320,21 +320,21 @@ def test_public_functions_write_into_out(framework: str) -> None:
         assert_same_bits(np.asarray(out), wanted, what=function.__name__)
     weights, sizes = to(np.ones((2, 2, 1, 1), np.float32)), ((1, 4, 3, 1), (2, 2, 1, 1))
     window = [1, 1, 1, 1], "SAME"
-    for function, given, shape in (
+    for function, operands, shape in (
         (eq.nn.depthwise_conv2d, (image, weights), sizes[0]),
         (eq.nn.depthwise_conv2d_native, (image, weights), sizes[0]),
         (eq.nn.depthwise_conv2d_backprop_input, (sizes[0], weights, image), sizes[0]),
         (eq.nn.depthwise_conv2d_backprop_filter, (image, sizes[1], image), sizes[1]),
     ):
         out = to(np.full(shape, np.nan, np.float32))
-        assert function(*given, *window, out=out) is out
-        assert_same_bits(np.asarray(out), np.asarray(function(*given, *window)), what=function.__name__)
+        assert function(*operands, *window, out=out) is out
+        assert_same_bits(np.asarray(out), np.asarray(function(*operands, *window)), what=function.__name__)
     images, vector = to(X[None, None]), to(np.ones(3, np.float32))
     wanted = [np.asarray(result) for result in eq.nn.fused_batch_norm(images, vector, vector)]
     y, mean = to(np.full((1, 1, 4, 3), np.nan, np.float32)), to(np.full(3, np.nan, np.float32))
     for out in ((y, mean, None), (None, None, None)):
         results = eq.nn.fused_batch_norm(images, vector, vector, out=out)
-        assert all(given is None or result is given for result, given in zip(results, out, strict=True))
+        assert all(target is None or result is target for result, target in zip(results, out, strict=True))
         for result, expected in zip(results, wanted, strict=True):
             assert_same_bits(np.asarray(result), expected, what="batch norm")
     for bad in (y, (y, mean), [y, mean, None]):

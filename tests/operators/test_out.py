@@ -35,8 +35,8 @@ def test_results_are_written_into_out(op: str, framework: str) -> None:
             continue
         out = outs(case, framework)
         results = call(case, {name: TO[framework](a) for name, a in case.operands.items()}, out)
-        for name, given, wanted in zip(BY_RAW_NAME[op].results, out, expected_of(case), strict=True):
-            assert_same_bits(np.asarray(given), wanted, what=f"{case.name} {name}")
+        for name, array, wanted in zip(BY_RAW_NAME[op].results, out, expected_of(case), strict=True):
+            assert_same_bits(np.asarray(array), wanted, what=f"{case.name} {name}")
         returned = results if isinstance(results, tuple) else (results,)
         assert all(a is b for a, b in zip(returned, out, strict=True))
 
@@ -56,8 +56,8 @@ def test_the_first_result_takes_the_place_of_an_operand(op: str, framework: str,
             operands = {key: TO[framework](a) for key, a in case.operands.items()}
             out = (operands[name], *outs(case, framework)[1:])
             call(case, operands, out)
-            for result, given, wanted in zip(BY_RAW_NAME[op].results, out, expected_of(case), strict=True):
-                assert_same_bits(np.asarray(given), wanted, what=f"{case.name} {result} in the place of {name}")
+            for result, array, wanted in zip(BY_RAW_NAME[op].results, out, expected_of(case), strict=True):
+                assert_same_bits(np.asarray(array), wanted, what=f"{case.name} {result} in the place of {name}")
 
 
 @pytest.mark.parametrize("framework", TO)

@@ -56,8 +56,8 @@ def programs(capability: str, dtype: str) -> list[tuple[str, Counter[str]]]:
 
 def check(capability: str, dtype: str, forbidden: str, allowed: str = "(?!)") -> None:
     for kernel, instructions in programs(capability, dtype):
-        found = [name for name in instructions if re.search(forbidden, name) and not re.search(allowed, name)]
-        assert not found, f"{kernel} for sm_{capability} and {dtype} has {found}"
+        matches = [name for name in instructions if re.search(forbidden, name) and not re.search(allowed, name)]
+        assert not matches, f"{kernel} for sm_{capability} and {dtype} has {matches}"
 
 
 @pytest.mark.slow
@@ -86,10 +86,10 @@ def test_the_compiler_would_fuse_if_it_were_allowed_to() -> None:
 
 @pytest.mark.slow
 def test_taps_are_fused() -> None:
-    found = Counter[str]()
+    counts = Counter[str]()
     for kernel, instructions in programs("90", "float32"):
-        found[kernel] += instructions["fma.rn.f32"]
-    fused = {kernel for kernel, count in found.items() if count}
+        counts[kernel] += instructions["fma.rn.f32"]
+    fused = {kernel for kernel, count in counts.items() if count}
     assert len(fused) >= 2 and {kernel.split(".")[0] for kernel in fused} == MAY_FUSE, fused
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_added_in_the_order_of_arrival(capability: str, dtype: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_sums_are_in_float64(capability: str, dtype: str) -> None:
-    found = dict(programs(capability, dtype))
+    kernels = dict(programs(capability, dtype))
     for kernel in (
         "fake_quant._gradient",
         "fake_quant._range_gradients",
@@ -118,14 +118,14 @@ def test_sums_are_in_float64(capability: str, dtype: str) -> None:
         "depthwise_conv2d._filter_sums",
         "reduce._fold",
     ):
-        assert found[kernel]["add.rn.f64"], f"{kernel} for sm_{capability} and {dtype}"
+        assert kernels[kernel]["add.rn.f64"], f"{kernel} for sm_{capability} and {dtype}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), TARGETS)
 def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
     wide = re.compile(r"^ld\.global\.(v4\.b32|v2\.b64)")
-    found = {kernel for kernel, instructions in programs(capability, dtype) if any(map(wide.match, instructions))}
+    kernels = {kernel for kernel, instructions in programs(capability, dtype) if any(map(wide.match, instructions))}
     for kernel in (
         "fake_quant._fake_quant",
         "fake_quant._fixed_gradient",
@@ -135,4 +135,4 @@ def test_memory_is_read_16_bytes_at_a_time(capability: str, dtype: str) -> None:
         "depthwise_conv2d._depthwise",
         "depthwise_conv2d._backprop_input",
     ):
-        assert kernel in found, f"{kernel} for sm_{capability} and {dtype}"
+        assert kernel in kernels, f"{kernel} for sm_{capability} and {dtype}"

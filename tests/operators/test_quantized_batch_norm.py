@@ -75,11 +75,11 @@ def test_kernels_equal_the_reference(shape: tuple[int, ...], kind: str, device: 
         statistics = run_and_compare(
             "batch_norm_statistics", operands, common | {"exponential_avg_factor": 0.1}, device
         )
-        given = [*operands[:3], *statistics[2:4], np.array(low, real), np.array(high, real)]
+        arguments = [*operands[:3], *statistics[2:4], np.array(low, real), np.array(high, real)]
         for bits, narrow in ((8, False), (4, True)):
             numbers = common | {"num_bits": bits, "narrow_range": narrow}
-            (outputs,) = run_and_compare("quantized_batch_norm", given, numbers, device)
-            same, mask = run_and_compare("quantized_batch_norm_training", given, numbers, device)
+            (outputs,) = run_and_compare("quantized_batch_norm", arguments, numbers, device)
+            same, mask = run_and_compare("quantized_batch_norm_training", arguments, numbers, device)
             assert_same_bits(same, outputs, what="the training form's outputs")
             run_and_compare("quantized_batch_norm_states", [mask, operands[0]], {}, device)
             for range_gradients in (False, True):
@@ -128,10 +128,10 @@ def test_equals_the_three_operators(shape: tuple[int, ...], activation: str, end
     assert_same_bits(outputs.numpy(), wanted.numpy(), what="outputs")
     assert float(statistics.low) == float(activated.detach().min())
     assert float(statistics.high) == float(activated.detach().max())
-    for name, given, gradient in zip(
+    for name, result, gradient in zip(
         ["x", "scale", "offset", "min", "max"], given_gradients, wanted_gradients, strict=True
     ):
-        assert_same_bits((given + 0.0).numpy(), (gradient + 0.0).numpy(), what=f"gradient of {name}")
+        assert_same_bits((result + 0.0).numpy(), (gradient + 0.0).numpy(), what=f"gradient of {name}")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -147,8 +147,8 @@ def test_second_order_gradients_are_those_of_the_three_operators(activation: str
         first = torch.autograd.grad(outputs, leaves, gradients, create_graph=True)
         total = sum((tensor * torch.linspace(0.5, 2, tensor.numel()).reshape(tensor.shape)).sum() for tensor in first)
         answers.append(torch.autograd.grad(total, [gradients, *leaves[:2]]))
-    for given, wanted in zip(*reversed(answers), strict=True):
-        torch.testing.assert_close(given, wanted, rtol=1e-9, atol=1e-12)
+    for result, wanted in zip(*reversed(answers), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-9, atol=1e-12)
     assert answers[0][1].abs().max() > 0
 
 
@@ -169,8 +169,8 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
             results.append([*statistics, outputs, mask, *backward])
     finally:
         eq.set_num_threads(before)
-    for given, wanted in zip(*results, strict=True):
-        assert_same_bits(np.asarray(given), np.asarray(wanted), what=f"a result with {threads} threads")
+    for result, wanted in zip(*results, strict=True):
+        assert_same_bits(np.asarray(result), np.asarray(wanted), what=f"a result with {threads} threads")
 
 
 def test_refusals() -> None:

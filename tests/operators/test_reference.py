@@ -96,13 +96,13 @@ def test_goldens_were_recorded_from_these_cases(family: str) -> None:
         case = generated[name]
         assert list(golden.operands) == list(case.operands), name
         for operand, array in golden.operands.items():
-            given = as_recorded(case.operands[operand])
-            assert_same_bits(given, as_recorded(array), what=f"operand {operand} of {name}")
+            original = as_recorded(case.operands[operand])
+            assert_same_bits(original, as_recorded(array), what=f"operand {operand} of {name}")
         assert list(golden.attributes) == list(case.attributes), name
         for attribute, value in golden.attributes.items():
-            given = case.attributes[attribute]
-            given = list(given) if isinstance(given, tuple) else given
-            assert value == given or (value != value and given != given), f"attribute {attribute} of {name}"
+            original = case.attributes[attribute]
+            original = list(original) if isinstance(original, tuple) else original
+            assert value == original or (value != value and original != original), f"attribute {attribute} of {name}"
 
 
 def test_every_output_is_either_recorded_or_documented() -> None:

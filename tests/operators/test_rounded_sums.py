@@ -39,11 +39,11 @@ def test_kernels_equal_the_reference(shape: tuple[int, ...], largest: float, rou
     gradients = random.standard_normal(shape).astype(np.float32)
     operands = {"sums": sums, "scale": scale, "grid": grid}
     expected = reference.call(BY_GRID, operands, {"rounding": rounding})
-    (found,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands.values(), rounding), {}))
-    assert_same_bits(found, expected, what=device)
+    (result,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands.values(), rounding), {}))
+    assert_same_bits(result, expected, what=device)
     expected = reference.call(GRADIENT_BY_GRID, {"gradients": gradients, **operands}, {})
-    (found,) = DEVICES[device](GRADIENT_BY_GRID, *GRADIENT_BY_GRID.bind((gradients, *operands.values()), {}))
-    assert_same_bits(found, expected, what=device)
+    (result,) = DEVICES[device](GRADIENT_BY_GRID, *GRADIENT_BY_GRID.bind((gradients, *operands.values()), {}))
+    assert_same_bits(result, expected, what=device)
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -65,8 +65,8 @@ def test_equals_the_declarations(exponents: tuple[int, int], device: str) -> Non
     }
     for rounding, steps in wanted.items():
         operands = [sums.astype(np.float32), scale, grid]
-        (found,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands, rounding), {}))
-        np.testing.assert_array_equal(found, np.clip(steps, -128, 127), rounding)
+        (result,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands, rounding), {}))
+        np.testing.assert_array_equal(result, np.clip(steps, -128, 127), rounding)
 
 
 def test_gradients_are_those_of_pytorchs_operators() -> None:
@@ -78,8 +78,8 @@ def test_gradients_are_those_of_pytorchs_operators() -> None:
     clipped = torch.nn.functional.hardtanh(sums * scale, -60.25, 61.5)
     (expected,) = torch.autograd.grad(clipped, sums, gradients)
     grid = torch.tensor([1.0, 1.0, -128.0, 127.0, -60.25, 61.5])
-    found = GRADIENT_BY_GRID(gradients, sums.detach(), scale, grid)
-    assert torch.equal(found, expected) and 0 < int((found == 0).sum()) < found.numel()
+    result = GRADIENT_BY_GRID(gradients, sums.detach(), scale, grid)
+    assert torch.equal(result, expected) and 0 < int((result == 0).sum()) < result.numel()
 
 
 @pytest.mark.parametrize("rounding", WORDS)
@@ -93,9 +93,9 @@ def test_jax_differentiates_it_both_ways(rounding: str) -> None:
     operands = {"sums": sums, "scale": scale, "grid": grid}
     assert_same_bits(np.asarray(steps), reference.call(BY_GRID, operands, {"rounding": rounding}), what="steps")
     _, pull = jax.vjp(lambda x: BY_GRID(x, scale, grid, rounding), sums)
-    for given, found in ((moves, pushed), (gradients, pull(gradients)[0])):
-        expected = reference.call(GRADIENT_BY_GRID, {"gradients": given, **operands}, {})
-        assert_same_bits(np.asarray(found), expected, what="gradients")
+    for vector, result in ((moves, pushed), (gradients, pull(gradients)[0])):
+        expected = reference.call(GRADIENT_BY_GRID, {"gradients": vector, **operands}, {})
+        assert_same_bits(np.asarray(result), expected, what="gradients")
 
 
 @pytest.mark.parametrize(

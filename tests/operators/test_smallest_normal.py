@@ -65,7 +65,7 @@ def test_depthwise_products(multiplier: int, dtype: str, device: str) -> None:
     channels = 67
     values, weights = pairs(dtype, 1, channels)
     filter = np.repeat(weights, multiplier).reshape(1, 1, channels, multiplier)
-    found = False
+    border = False
     for (data_format, image), (_, gradient) in zip(
         layouts(np.tile(values, 3).reshape(1, 3, 1, channels)),
         layouts(np.tile(np.repeat(values, multiplier), 3).reshape(1, 3, 1, channels * multiplier)),
@@ -73,10 +73,10 @@ def test_depthwise_products(multiplier: int, dtype: str, device: str) -> None:
     ):
         attributes = {"strides": (1, 1, 1, 1), "padding": "VALID", "data_format": data_format}
         (forward,) = compare("depthwise_conv2d_native", [image, filter], attributes, device)
-        found |= has_border(forward)
-        given = {"input_sizes": image.shape, **attributes}
-        compare("depthwise_conv2d_native_backprop_input", [filter, gradient], given, device)
-    assert found
+        border |= has_border(forward)
+        settings = {"input_sizes": image.shape, **attributes}
+        compare("depthwise_conv2d_native_backprop_input", [filter, gradient], settings, device)
+    assert border
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -102,10 +102,10 @@ def test_depthwise_chains(size: int, multiplier: int, dtype: str, device: str) -
             (forward,) = compare("depthwise_conv2d_native", [image, filter], attributes, device)
             assert has_border(forward)
             gradient = drawn(forward.shape)
-            given = {"input_sizes": image.shape, **attributes}
-            compare("depthwise_conv2d_native_backprop_input", [filter, gradient], given, device)
-            given = {"filter_sizes": filter.shape, **attributes}
-            compare("depthwise_conv2d_native_backprop_filter", [image, gradient], given, device)
+            settings = {"input_sizes": image.shape, **attributes}
+            compare("depthwise_conv2d_native_backprop_input", [filter, gradient], settings, device)
+            settings = {"filter_sizes": filter.shape, **attributes}
+            compare("depthwise_conv2d_native_backprop_filter", [image, gradient], settings, device)
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -113,14 +113,14 @@ def test_depthwise_chains(size: int, multiplier: int, dtype: str, device: str) -
 def test_filter_gradients(dtype: str, device: str) -> None:
     """Sums of one product: in float64 the product ends there, in float32 the conversion from float64."""
     values, gradients = (array.reshape(1, 1, 1, -1) for array in pairs(dtype, 2, 301))
-    found = False
+    border = False
     for data_format, image in layouts(values):
         gradient = gradients if data_format == "NHWC" else np.ascontiguousarray(np.moveaxis(gradients, 3, 1))
         attributes = {"strides": (1, 1, 1, 1), "padding": "VALID", "data_format": data_format}
-        given = {"filter_sizes": (1, 1, 301, 1), **attributes}
-        (result,) = compare("depthwise_conv2d_native_backprop_filter", [image, gradient], given, device)
-        found |= has_border(result)
-    assert found
+        settings = {"filter_sizes": (1, 1, 301, 1), **attributes}
+        (result,) = compare("depthwise_conv2d_native_backprop_filter", [image, gradient], settings, device)
+        border |= has_border(result)
+    assert border
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -134,7 +134,7 @@ def test_ranges_whose_steps_are_the_smallest_normal_number(
     # Quotients (max - min) / steps, and, for few steps, steps / (max - min), about the smallest normal number.
     widths = [tiny * steps * (1 + k * unit) for k in range(-6, 7)]
     widths += [steps / tiny * (1 + k * unit) for k in range(-6, 7) if steps < 4]
-    found = False
+    border = False
     for width in widths:
         for share in (0.0, 0.25, 0.5, 1.0):
             low, high = np.array(-share * width, dtype), np.array((1 - share) * width, dtype)
@@ -144,7 +144,7 @@ def test_ranges_whose_steps_are_the_smallest_normal_number(
             x = np.clip(x, np.finfo(dtype).min, np.finfo(dtype).max).astype(dtype)
             attributes = {"num_bits": num_bits, "narrow_range": narrow}
             (result,) = compare("fake_quant_with_min_max_vars", [x, low, high], attributes, device)
-            found |= has_border(result)
+            border |= has_border(result)
             ends = [np.array([end, end], dtype) for end in (low, high)]
             pairs_of_x = np.stack([x, -x], 1)
             compare("fake_quant_with_min_max_vars_per_channel", [pairs_of_x, *ends], attributes, device)
@@ -152,9 +152,9 @@ def test_ranges_whose_steps_are_the_smallest_normal_number(
             name = "fake_quant_with_min_max_vars_per_channel_gradient"
             compare(name, [gradients, pairs_of_x, *ends], attributes, device)
             if dtype == "float32" and (low <= -tiny or high >= tiny):
-                given = {"min": float(low), "max": float(high), **attributes}
-                compare("fake_quant_with_min_max_args", [x], given, device)
-    assert found
+                settings = {"min": float(low), "max": float(high), **attributes}
+                compare("fake_quant_with_min_max_args", [x], settings, device)
+    assert border
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -162,7 +162,7 @@ def test_ranges_whose_steps_are_the_smallest_normal_number(
 @pytest.mark.parametrize("num_bits", [2, 3, 8])
 def test_quantization_to_the_smallest_normal_scale(num_bits: int, dtype: str, device: str) -> None:
     tiny, unit = smallest(dtype), np.finfo(dtype).eps / 2
-    found = False
+    border = False
     for whole in {2 ** (num_bits - 1) - 1, 2 ** (num_bits - 1), 2**num_bits - 1}:
         bounds = [tiny * whole * (1 + k * unit) for k in range(-4, 5)]
         bounds += [whole / tiny * (1 + k * unit) for k in range(-4, 5) if whole < 4]
@@ -171,14 +171,14 @@ def test_quantization_to_the_smallest_normal_scale(num_bits: int, dtype: str, de
                 continue
             x = np.concatenate([np.linspace(-1.1, 1.1, 37) * bound, [tiny, -tiny, bound / whole, -bound / whole]])
             x = np.clip(x, np.finfo(dtype).min, np.finfo(dtype).max).astype(dtype)
-            for given in (True, False):
+            for flag in (True, False):
                 for signed in (True, False):
                     low = np.array(-bound if signed else 0, dtype)
-                    attributes = {"signed_input": signed, "num_bits": num_bits, "range_given": given}
+                    attributes = {"signed_input": signed, "num_bits": num_bits, "range_given": flag}
                     operands = [np.abs(x) if not signed else x, low, np.array(bound, dtype)]
                     (result,) = compare("quantize_and_dequantize_v4", operands, attributes, device)
-                    found |= bool((np.abs(result) == tiny).any())
-    assert found
+                    border |= bool((np.abs(result) == tiny).any())
+    assert border
 
 
 @pytest.mark.parametrize("device", ON_CPU)
@@ -188,7 +188,7 @@ def test_batch_norm(training: bool, dtype: str, device: str) -> None:
     """In float32 the conversion from float64 ends there; in float64 products and quotients do, of the sums too."""
     random = np.random.Generator(np.random.PCG64(3))
     tiny, unit = smallest(dtype), np.finfo(dtype).eps / 2
-    found = False
+    border = False
     for channels in (1, 2, 5, 18):
         # Inverse deviations a little off 1, by less than a step of float32.
         variance = np.full(channels, 1, dtype)
@@ -205,11 +205,11 @@ def test_batch_norm(training: bool, dtype: str, device: str) -> None:
                 attributes = {"epsilon": epsilon, "is_training": training, "data_format": data_format}
                 operands = [image, scale, offset, mean, variance]
                 y, *_ = compare("fused_batch_norm_v3", operands, attributes, device)
-                found |= training or has_border(y) or epsilon == 0
+                border |= training or has_border(y) or epsilon == 0
                 gradient = np.array(image[::-1], order="C")
                 operands = [gradient, image, scale, mean, variance, mean]
                 compare("fused_batch_norm_grad_v3", operands, attributes, device)
-    assert found
+    assert border
 
 
 @pytest.mark.parametrize("device", ON_CPU)

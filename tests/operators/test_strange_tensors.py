@@ -85,11 +85,11 @@ def test_gradient_penalty(name: str, loss: str) -> None:
     """The second derivative of |y| arrives as a tensor of zeros without memory."""
     function, tensors = DIFFERENTIABLE[name]
     for _ in range(3):  # from the second time on the calls are known
-        found = penalty(function, tensors, LOSSES[loss])
+        gradients = penalty(function, tensors, LOSSES[loss])
         # The same with ordinary zeros: those that a product with 0 leaves.
         wanted = penalty(lambda *t: function(*t) * 1.0, tensors, lambda y: LOSSES[loss](y) + 0.0 * (y * y).sum())
-        assert len(found) <= len(wanted)
-        for a, b in zip(found, wanted, strict=False):
+        assert len(gradients) <= len(wanted)
+        for a, b in zip(gradients, wanted, strict=False):
             assert a is None or torch.allclose(a, b if b is not None else torch.zeros_like(a), atol=1e-5)
 
 
@@ -188,7 +188,7 @@ def test_traces_keep_the_writing() -> None:
     def function(x: Any, out: Any) -> Any:
         return args(x, out=out)
 
-    for trace in (torch.jit.trace, lambda function, given: make_fx(function)(*given)):
+    for trace in (torch.jit.trace, lambda function, operands: make_fx(function)(*operands)):
         traced, out = trace(function, (X, torch.zeros(4, 3))), torch.zeros(4, 3)
         traced(2 * X, out)
         assert_same_bits(out.numpy(), args(2 * X).numpy(), what="out of a trace")
@@ -226,8 +226,8 @@ def test_hessians(name: str) -> None:
     rows = [torch.autograd.grad(g, leaf, retain_graph=True)[0] for g in gradient.reshape(-1)]
     wanted = torch.stack(rows).reshape(*leaf.shape, *leaf.shape)
     assert wanted.abs().max() > 0
-    for found in (hessian(scalar), jacrev(jacrev(scalar)), jacrev(jacfwd(scalar)), jacfwd(jacfwd(scalar))):
-        assert torch.allclose(found(tensors[0]), wanted, rtol=1e-3, atol=1e-4)
+    for derivative in (hessian(scalar), jacrev(jacrev(scalar)), jacrev(jacfwd(scalar)), jacfwd(jacfwd(scalar))):
+        assert torch.allclose(derivative(tensors[0]), wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_forward_mode_is_refused_without_a_derivative() -> None:
@@ -356,8 +356,8 @@ def test_results_can_be_pickled_and_copied(op: str, framework: str) -> None:
         results = getattr(eq.raw_ops, op)(**{k: to(v) for k, v in case.operands.items()}, **case.attributes)
         for again in (pickle.loads(pickle.dumps(results)), copy.copy(results), copy.deepcopy(results)):
             assert type(again) is type(results) and again._fields == results._fields
-            for name, found, wanted in zip(results._fields, again, results, strict=True):
-                assert_same_bits(np.asarray(found), np.asarray(wanted), what=name)
+            for name, result, wanted in zip(results._fields, again, results, strict=True):
+                assert_same_bits(np.asarray(result), np.asarray(wanted), what=name)
         assert copy.deepcopy(results)[0] is not results[0]
         assert all(map(operator.is_, copy.copy(results), results))
 

@@ -301,7 +301,7 @@ def test_gradients(name: str) -> None:
         ("eager", first_and_second, single),
         ("in a graph", tf.function(first_and_second), single),
         ("in a graph", tf.function(first_and_second), wide),
-        ("sizes unknown", tf.function(lambda *given: first_and_second(function, *given), unknown), single),
+        ("sizes unknown", tf.function(lambda *operands: first_and_second(function, *operands), unknown), single),
     ):
         results = flat(run(*tensors) if what == "sizes unknown" else run(function, *tensors))
         for got, wanted in zip(results, ours, strict=True):
@@ -367,7 +367,7 @@ def test_shapes_of_results_are_known() -> None:
             y = eq.fake_quant_with_min_max_vars_per_channel(x, np.zeros(3), np.ones(3))
             z = eq.nn.depthwise_conv2d(y, np.ones((3, 3, 3, 2)), [1, 2, 1, 1], "VALID", dilations=[1, 2])
             normalized, mean, _ = eq.nn.fused_batch_norm(x, np.ones(3), np.zeros(3))
-            shapes.append([tuple(each.shape) for each in (y, z, normalized, mean)])
+            shapes.append([tuple(tensor.shape) for tensor in (y, z, normalized, mean)])
         return z
 
     function.get_concrete_function()
@@ -497,8 +497,8 @@ def test_every_argument_in_every_form(op: str) -> None:
     """As TensorFlow takes them (tests/goldens/manners.json), but for what docs/differences.toml names."""
     recorded = goldens.load_json("manners")
 
-    def results_of(given: dict[str, Any]) -> list[np.ndarray]:
-        results = getattr(eq.raw_ops, op)(**given)
+    def results_of(inputs: dict[str, Any]) -> list[np.ndarray]:
+        results = getattr(eq.raw_ops, op)(**inputs)
         return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
 
     wrong = []
@@ -506,8 +506,8 @@ def test_every_argument_in_every_form(op: str) -> None:
         if manner.argument in BY_RAW_NAME[op].operands == (manner.argument,):
             continue  # then there is no tensor
         plain = {k: tf.constant(v) if isinstance(v, np.ndarray) else v for k, v in manner.plain.items()}
-        given = arguments(manner, tf.constant)
-        ours = outcome(lambda given=given: results_of(given), results_of(plain), (ValueError, TypeError))
+        inputs = arguments(manner, tf.constant)
+        ours = outcome(lambda inputs=inputs: results_of(inputs), results_of(plain), (ValueError, TypeError))
         theirs = recorded[f"{op}/{manner.argument}"][manner.form].split(", ")[1]
         documented = manner.argument in BY_RAW_NAME[op].attributes and manner.form in ("half", "halves", "bytes")
         if ours != "same" if theirs == "same" and not documented else ours == "other":

@@ -37,32 +37,32 @@ Call = Callable[[bool], bytes]  # on arrays of its own, or on those that all thr
 
 
 def call(op: Any, *operands: Any, **attributes: Any) -> Call:
-    def made(own: bool) -> bytes:
-        given = [np.array(v) if own and isinstance(v, np.ndarray) else v for v in operands]
-        return bits(op(*given, **attributes))
+    def run(own: bool) -> bytes:
+        arrays = [np.array(v) if own and isinstance(v, np.ndarray) else v for v in operands]
+        return bits(op(*arrays, **attributes))
 
-    return made
+    return run
 
 
 def into(op: Any, *operands: Any, **attributes: Any) -> Call:
     """The same into arrays for the results."""
     like = op(*operands, **attributes)
 
-    def made(own: bool) -> bytes:
+    def run(own: bool) -> bytes:
         out = tuple(np.empty_like(v) for v in like) if isinstance(like, tuple) else np.empty_like(like)
         op(*operands, **attributes, out=out)
         return bits(out)
 
-    return made
+    return run
 
 
 def refused(op: Any, *operands: Any, **attributes: Any) -> Call:
-    def made(own: bool) -> bytes:
+    def run(own: bool) -> bytes:
         with pytest.raises((ValueError, TypeError)) as error:
             op(*operands, **attributes)
         return str(error.value).encode()
 
-    return made
+    return run
 
 
 def bits(results: Any) -> bytes:
@@ -163,7 +163,7 @@ def threads_of_kernels() -> Iterator[None]:
 
 @pytest.mark.parametrize("forgetting", [False, True], ids=["overflowing", "forgetting"])
 def test_many_threads_get_what_one_gets(forgetting: bool, threads_of_kernels: None) -> None:
-    known = [(made, made(False)) for made in calls()]
+    known = [(function, function(False)) for function in calls()]
     failed: list[str] = []
     begin = threading.Barrier(THREADS)
     end = time.monotonic() + SECONDS
@@ -174,8 +174,8 @@ def test_many_threads_get_what_one_gets(forgetting: bool, threads_of_kernels: No
             begin.wait(60)
             while True:
                 for turn, i in enumerate(random.permutation(len(known))[: len(known) if SECONDS else 400]):
-                    made, wanted = known[i]
-                    if made(turn % 2 == 0) != wanted:
+                    function, wanted = known[i]
+                    if function(turn % 2 == 0) != wanted:
                         failed.append(f"call {i} differs")
                     if failed:
                         return
@@ -222,12 +222,12 @@ def test_lists_that_change_meanwhile(threads_of_kernels: None) -> None:
 
     def read() -> None:
         try:
-            found = bits(depthwise(x, weights, strides=strides, padding="SAME"))
+            answer = bits(depthwise(x, weights, strides=strides, padding="SAME"))
         except (ValueError, TypeError) as error:  # a list half changed
             assert "strides" in str(error), error
             return
-        assert found in allowed
-        seen.add(found)
+        assert answer in allowed
+        seen.add(answer)
 
     end = time.monotonic() + max(SECONDS, 1)
     with meanwhile(change, change, *[read] * (THREADS - 2)) as failed:

@@ -145,16 +145,16 @@ class Runtime:
 
     def buffers(self, arrays: list[np.ndarray], **changes: int) -> ctypes.Structure:
         self.kept.append(arrays)
-        made = []
+        buffers = []
         for array in arrays:
             dims = self.words(list(array.shape))
             fields = {"struct_size": 48, "dtype": CODES[array.dtype], "data": array.ctypes.data, "rank": array.ndim}
-            made.append(self.at(Buffer(**{**fields, "dims": dims, **changes})))
-        return Buffers(40, 0, len(arrays), self.numbers([1] * len(arrays)), self.words(made))
+            buffers.append(self.at(Buffer(**{**fields, "dims": dims, **changes})))
+        return Buffers(40, 0, len(arrays), self.numbers([1] * len(arrays)), self.words(buffers))
 
-    def attributes(self, given: dict[str, object]) -> ctypes.Structure:
+    def attributes(self, settings: dict[str, object]) -> ctypes.Structure:
         types, names, values = [], [], []
-        for name, value in sorted(given.items()):
+        for name, value in sorted(settings.items()):
             names.append(self.at(Span(name.encode(), len(name))))
             if isinstance(value, str):
                 types.append(4)

@@ -87,10 +87,10 @@ def classes_of(broken: Breaking) -> np.ndarray:
 
 def require_found_first(model: Any, broken: Breaking, **settings: Any) -> None:
     """The broken layer is found first, with the reason, and costs much."""
-    found = tune.sensitivity(model, (broken.inputs, classes_of(broken)), **settings)
-    worst = found.ranked()[0]
-    assert worst.kind in broken.kinds and worst.reasons and broken.reason in worst.reasons[0], found
-    assert worst.loss is not None and worst.loss > 0.2, found
+    analysis = tune.sensitivity(model, (broken.inputs, classes_of(broken)), **settings)
+    worst = analysis.ranked()[0]
+    assert worst.kind in broken.kinds and worst.reasons and broken.reason in worst.reasons[0], analysis
+    assert worst.loss is not None and worst.loss > 0.2, analysis
 
 
 def require_all_found_first(build: Build) -> None:

@@ -43,7 +43,7 @@ class Small(nn.Module):
 def _trained() -> dict[str, Any]:
     torch.manual_seed(0)
     model = Small()
-    images, classes = (torch.from_numpy(each) for each in examples(512, 0))
+    images, classes = (torch.from_numpy(array) for array in examples(512, 0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(30):
         optimizer.zero_grad()

@@ -42,12 +42,12 @@ def of_jax(layers: Sequence[Layer], inputs: np.ndarray) -> Candidate:
             x = jax.nn.relu(x) if number + 1 < len(layers) else x
         return x
 
-    given = {
-        f"{name}{at}": each
+    variables = {
+        f"{name}{at}": array
         for at, pair in enumerate(layers)
-        for name, each in zip(("weight", "bias"), pair, strict=True)
+        for name, array in zip(("weight", "bias"), pair, strict=True)
     }
-    prepared = qat.prepare(apply, inputs[:2], variables=given)
+    prepared = qat.prepare(apply, inputs[:2], variables=variables)
     params, state = prepared.calibrate(*prepared.init(), [inputs])
     return Candidate.of((prepared, params, state))
 

@@ -23,8 +23,8 @@ DATA = examples(128, 1)
 
 
 def needs(package: str) -> Any:
-    found = importlib.util.find_spec(package)
-    return pytest.mark.skipif(found is None, reason=f"needs {package}")
+    spec = importlib.util.find_spec(package)
+    return pytest.mark.skipif(spec is None, reason=f"needs {package}")
 
 
 def prepared() -> Any:
@@ -35,14 +35,14 @@ def prepared() -> Any:
 
 
 def batches() -> Any:
-    images, classes = (torch.from_numpy(each) for each in examples(64, 3))
+    images, classes = (torch.from_numpy(array) for array in examples(64, 3))
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, classes), batch_size=32)
 
 
 def require_best(gate: tune.Gate, verdicts: Any, model: Any, count: int) -> None:
     """The model has the weights of its best checkpoint on the device, which is not the last one."""
     assert len(verdicts) == count and gate.best is not None
-    assert gate.best.score == max(each.score for each in verdicts) > verdicts[-1].score
+    assert gate.best.score == max(verdict.score for verdict in verdicts) > verdicts[-1].score
     assert tune.Gate(DATA)(model).score == gate.best.score
 
 

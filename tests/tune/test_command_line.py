@@ -64,8 +64,8 @@ def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
     status, said = exactqat("gate", path, "--data", data, "--device", "micro", "--beside", "xnnpack-x86",
                             "--max-differ", 0, "--json")  # fmt: skip
     assert status == 1
-    found = json.loads(said)["model.tflite"]
-    assert not found["passes"] and found["devices"]["micro"]["differing"] > 0
+    verdict = json.loads(said)["model.tflite"]
+    assert not verdict["passes"] and verdict["devices"]["micro"]["differing"] > 0
     assert exactqat("gate", path, "--data", data, "--device", "xnnpack-x86", "--run")[0] == 0
     np.savez(tmp_path / "words.npz", x=np.asarray(["a", "b"]), y=np.zeros(2, int))
     np.savez(tmp_path / "short.npz", x=np.zeros((2, 4)), y=np.zeros(1, int))
@@ -96,9 +96,9 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     qat.freeze(prepared)
     path = deploy.write_tflite(deploy.lower(prepared), tmp_path / "model.tflite")
     # In the user's axes.
-    given = {port.name: images.numpy() for port in deploy.read_tflite(path).signature.inputs}
-    np.savez(tmp_path / "plain.npz", **given)
-    np.savez(tmp_path / "all.npz", y=wanted, **given)
+    inputs = {port.name: images.numpy() for port in deploy.read_tflite(path).signature.inputs}
+    np.savez(tmp_path / "plain.npz", **inputs)
+    np.savez(tmp_path / "all.npz", y=wanted, **inputs)
     (tmp_path / "measures_of_mine.py").write_text(
         "import numpy as np\ndef error(outputs, targets):\n    return float(np.square(outputs - targets).mean())\n"
         "def fails(outputs, targets):\n    return {}['nothing']\ndef nothing(outputs, targets):\n    pass\n"
@@ -107,8 +107,8 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     status, said = exactqat("tune", path, "--data", "plain.npz", "--metric", "noise", "--json")
     assert status == 0, said
-    found = json.loads(said)
-    assert found["reference"] is None and all(part["decibels"] > 20 for part in found["parts"])
+    analysis = json.loads(said)
+    assert analysis["reference"] is None and all(part["decibels"] > 20 for part in analysis["parts"])
     mine = ["--data", "all.npz", "--metric", "measures_of_mine:error"]
     status, said = exactqat("tune", path, *mine, "--lower-is-better", "--json")
     assert status == 0 and 0 < json.loads(said)["reference"] < json.loads(said)["device_metric"], said

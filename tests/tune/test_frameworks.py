@@ -21,8 +21,8 @@ WEIGHTS = [RNG.normal(0, 1, (6, 16)).astype(np.float32), RNG.normal(0, 1, (16, 3
 CLASSES = (np.maximum(INPUTS @ WEIGHTS[0], 0) @ WEIGHTS[1]).argmax(1)
 
 
-def numbers(found: tune.Sensitivity) -> list[list[float | None]]:
-    return [[part.alone, part.fine, part.cumulative, round(part.decibels, 2)] for part in found.parts]
+def numbers(analysis: tune.Sensitivity) -> list[list[float | None]]:
+    return [[part.alone, part.fine, part.cumulative, round(part.decibels, 2)] for part in analysis.parts]
 
 
 def in_pytorch() -> list[list[float | None]]:
@@ -45,9 +45,9 @@ def test_jax_finds_what_pytorch_finds() -> None:
 
     prepared = qat.prepare(apply, INPUTS[:2], variables={"first": WEIGHTS[0], "last": WEIGHTS[1]})
     params, state = prepared.calibrate(*prepared.init(), [INPUTS])
-    found = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
-    assert len(found) == 5
-    alike(found, in_pytorch())
+    rows = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
+    assert len(rows) == 5
+    alike(rows, in_pytorch())
     searched = tune.search((prepared, params, state), (INPUTS, CLASSES), budget=40)
     assert searched.after.decibels > searched.before.decibels
     lowered = prepared.lower(*prepared.freeze(*searched.apply((prepared, params, state))))
@@ -55,13 +55,13 @@ def test_jax_finds_what_pytorch_finds() -> None:
         assert one.quantization.equals(other.quantization)
         assert one.data is other.data is None or np.array_equal(one.data, other.data)
     params, state = prepared.freeze(params, state)
-    assert numbers(tune.sensitivity(prepared.trained(params, state), (INPUTS, CLASSES))) == found
+    assert numbers(tune.sensitivity(prepared.trained(params, state), (INPUTS, CLASSES))) == rows
 
 
-def alike(found: list[list[float | None]], expected: list[list[float | None]]) -> None:
+def alike(rows: list[list[float | None]], expected: list[list[float | None]]) -> None:
     """Equal metrics; noise within what the frameworks' own products differ by, which ranges were measured with."""
-    assert [row[:3] for row in found] == [row[:3] for row in expected]
-    assert [row[3] for row in found] == pytest.approx([row[3] for row in expected], abs=0.05)
+    assert [row[:3] for row in rows] == [row[:3] for row in expected]
+    assert [row[3] for row in rows] == pytest.approx([row[3] for row in expected], abs=0.05)
 
 
 PROGRAM = """

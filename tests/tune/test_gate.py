@@ -38,18 +38,18 @@ def one_that_fails_on_micro() -> tuple[Any, Any]:
     qat.freeze(prepared)
     graph = deploy.lower(prepared)
     codes = deploy.input_codes(graph, inputs.numpy())
-    found = {
+    classes = {
         name: next(iter(deploy.simulate(graph, codes, name).values())).argmax(1) for name in ("xnnpack-x86", "micro")
     }
-    differ = np.flatnonzero(found["xnnpack-x86"] != found["micro"])
+    differ = np.flatnonzero(classes["xnnpack-x86"] != classes["micro"])
     assert len(differ) > 5
-    return prepared, (inputs.numpy()[differ], found["xnnpack-x86"][differ])
+    return prepared, (inputs.numpy()[differ], classes["xnnpack-x86"][differ])
 
 
 def test_what_passes_on_x86_and_fails_on_micro_is_caught(tmp_path: Path) -> None:
     model, data = one_that_fails_on_micro()
     on_x86 = tune.gate(model, data, minimum=0.95)
-    assert on_x86.passes and [each.device for each in on_x86.devices] == ["xnnpack-x86"] and on_x86.score == 1
+    assert on_x86.passes and [device.device for device in on_x86.devices] == ["xnnpack-x86"] and on_x86.score == 1
     on_micro = tune.gate(model, data, devices=["micro"], minimum=0.95)
     assert not on_micro.passes and on_micro.score == 0
     assert on_micro.failures == ("micro: 0 is below 0.95",)

@@ -97,17 +97,17 @@ def test_networks_of_many_kinds(kind: Any, shapes: list[tuple[int, ...]], rules:
     model = kind().eval()
     rng = np.random.default_rng(0)
     inputs = [rng.normal(0, 1, (64, *shape)).astype(np.float32) for shape in shapes]
-    given: Any = tuple(map(torch.from_numpy, inputs)) if len(inputs) > 1 else torch.from_numpy(inputs[0])
+    tensors: Any = tuple(map(torch.from_numpy, inputs)) if len(inputs) > 1 else torch.from_numpy(inputs[0])
     with torch.no_grad():
         classes = model(*map(torch.from_numpy, inputs)).argmax(1).numpy()
     data = (inputs if len(inputs) > 1 else inputs[0], classes)
-    prepared = qat.prepare(model, given, rules, check=False, keep_final_activation=False)
-    qat.calibrate(prepared, [given])
-    found = tune.sensitivity(prepared, data, device="micro")
+    prepared = qat.prepare(model, tensors, rules, check=False, keep_final_activation=False)
+    qat.calibrate(prepared, [tensors])
+    analysis = tune.sensitivity(prepared, data, device="micro")
     # Of classes that the float network gives.
-    assert found.reference is not None and found.reference >= 0.95
-    assert min(part.decibels for part in found.parts) >= found.decibels - 1
-    assert found.parts[-1].cumulative == found.device_metric
+    assert analysis.reference is not None and analysis.reference >= 0.95
+    assert min(part.decibels for part in analysis.parts) >= analysis.decibels - 1
+    assert analysis.parts[-1].cumulative == analysis.device_metric
     searched = tune.search(prepared, data, budget=25)
     assert not searched.before.better_than(searched.after, True)
     searched.apply(prepared)

@@ -164,43 +164,43 @@ def test_what_was_found_is_shown(found: tune.PrecisionPlan) -> None:
 @pytest.mark.slow
 def test_the_smallest_that_loses_little() -> None:
     """Without a budget of memory: as few bits as the metric allows, and no more 16 bits than needed."""
-    found = tune.plan(calibrated(), DATA, max_drop=0.04, candidates=40)
-    assert found and found.drop <= 0.04
-    bits = bits_of(found.candidate.plan)
+    plan = tune.plan(calibrated(), DATA, max_drop=0.04, candidates=40)
+    assert plan and plan.drop <= 0.04
+    bits = bits_of(plan.candidate.plan)
     assert bits["last"] == (8, 8) and bits["first"][1] == bits["mix"][1] == 16 and bits["spread"][1] == 8
 
 
 @pytest.mark.slow
 def test_budgets_that_cannot_be_met_say_what_is_nearest() -> None:
-    found = tune.plan(calibrated(), DATA, flash="4k", candidates=8)
-    assert not found and set(found.missed) == {"flash"}
-    assert found.missed["flash"] == found.chosen.flash - 4096 == min(point.flash for point in found.points) - 4096
-    assert "No plan that was found keeps to the budgets (flash bytes at most 4,096)" in found.sentence()
-    assert f"{found.chosen.flash - 4096:,} flash bytes too many" in found.text().replace("\n", " ")
+    plan = tune.plan(calibrated(), DATA, flash="4k", candidates=8)
+    assert not plan and set(plan.missed) == {"flash"}
+    assert plan.missed["flash"] == plan.chosen.flash - 4096 == min(point.flash for point in plan.points) - 4096
+    assert "No plan that was found keeps to the budgets (flash bytes at most 4,096)" in plan.sentence()
+    assert f"{plan.chosen.flash - 4096:,} flash bytes too many" in plan.text().replace("\n", " ")
 
 
 @pytest.mark.slow
 def test_multiply_adds() -> None:
     plain = tune.plan(calibrated(), DATA, multiply_adds="1G", candidates=1)
     assert plain and plain.chosen.metric > plain.reference - 0.05
-    found = tune.plan(calibrated(), DATA, multiply_adds=40_000, keep=["input", "last"], candidates=12)
-    assert found and found.chosen.multiply_adds <= 40_000
-    assert bits_of(found.candidate.plan)["last"] == (8, 8)
+    plan = tune.plan(calibrated(), DATA, multiply_adds=40_000, keep=["input", "last"], candidates=12)
+    assert plan and plan.chosen.multiply_adds <= 40_000
+    assert bits_of(plan.candidate.plan)["last"] == (8, 8)
 
 
 @pytest.mark.slow
 def test_the_same_bits_everywhere_are_trained_too_where_they_keep_to_the_budgets() -> None:
     prepared = calibrated(qat.Rule(weight_bits=4))
     work = tune.plan(prepared, DATA, multiply_adds="1G", weight_bits=[4], activation_bits=[8], candidates=1).chosen
-    found = tune.plan(calibrated(), DATA, multiply_adds=work.multiply_adds, activation_bits=[4, 8], candidates=12)
-    assert found and found.even is not None and found.to_train == (found.chosen, found.even)
-    assert set(bits_of(calibrated(*found.even.rules).plan).values()) == {(4, 8)} != bits_of(found.candidate.plan)
+    plan = tune.plan(calibrated(), DATA, multiply_adds=work.multiply_adds, activation_bits=[4, 8], candidates=12)
+    assert plan and plan.even is not None and plan.to_train == (plan.chosen, plan.even)
+    assert set(bits_of(calibrated(*plan.even.rules).plan).values()) == {(4, 8)} != bits_of(plan.candidate.plan)
     qat.freeze(prepared)
     graph = deploy.packed(deploy.lower(prepared))
-    assert (tune.gate(graph, DATA, minimum=0).score, len(tflite_bytes(graph))) == (found.even.metric, found.even.flash)
-    text = found.text()
-    assert "Train this one too" in text and rules_text(found.even.rules) in text
-    assert parse_rules(json.loads(found.as_json())["even"]["rules"]) == found.even.rules
+    assert (tune.gate(graph, DATA, minimum=0).score, len(tflite_bytes(graph))) == (plan.even.metric, plan.even.flash)
+    text = plan.text()
+    assert "Train this one too" in text and rules_text(plan.even.rules) in text
+    assert parse_rules(json.loads(plan.as_json())["even"]["rules"]) == plan.even.rules
     # Where the smallest is wanted, it is the only one.
     assert tune.plan(calibrated(), DATA, max_drop=0.5, candidates=6).to_train[1:] == ()
 
@@ -210,8 +210,8 @@ def test_a_result_keeps_its_bits_and_its_layer_s_weights_do_not() -> None:
     rules = qat.Rule("last", activation_bits=16), qat.Rule()
     settings: dict[str, Any] = {"weight_bits": [4], "activation_bits": [8], "flash": "1M", "candidates": 1}
     for keep, bits in (("last (result)", (4, 16)), ("last (weights)", (8, 8)), ("last", (8, 16))):
-        found = tune.plan(calibrated(*rules), DATA, keep=[keep], **settings)
-        assert bits_of(found.candidate.plan)["last"] == bits
+        plan = tune.plan(calibrated(*rules), DATA, keep=[keep], **settings)
+        assert bits_of(plan.candidate.plan)["last"] == bits
     with pytest.raises(ValueError, match=r"keep names 'last \(bias\)', which matches no layer; there are input, first"):
         tune.plan(calibrated(), DATA, keep=["last (bias)"], **settings)
 
@@ -220,7 +220,7 @@ def test_a_result_keeps_its_bits_and_its_layer_s_weights_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("settings", "budgets"),
     [
         ({"flash": "256k"}, Budgets(flash=262144)),
         ({"flash": "1.5 KiB", "arena": 2048}, Budgets(flash=1536, arena=2048)),
@@ -228,12 +228,12 @@ def test_a_result_keeps_its_bits_and_its_layer_s_weights_do_not() -> None:
         ({"max_drop": 0.1, "multiply_adds": "2.5M"}, Budgets(max_drop=0.1, multiply_adds=2_500_000)),
     ],
 )
-def test_budgets_have_units(given: dict[str, Any], made: Budgets) -> None:
-    assert Budgets.of(**given) == made
+def test_budgets_have_units(settings: dict[str, Any], budgets: Budgets) -> None:
+    assert Budgets.of(**settings) == budgets
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({}, "nothing is asked: give at least one of max_drop, flash"),
         ({"flash": "256kb"}, r"flash must be bytes, such as 256k or 262144, got '256kb' \(the units are B, k"),
@@ -248,9 +248,9 @@ def test_budgets_have_units(given: dict[str, Any], made: Budgets) -> None:
         ({"max_drop": -1}, "max_drop must be in the metric's own unit"),
     ],
 )
-def test_wrong_units_are_refused_in_words(given: dict[str, Any], message: str) -> None:
+def test_wrong_units_are_refused_in_words(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tune.plan(None, None, **given)
+        tune.plan(None, None, **settings)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_layers_that_are_other_operators_with_other_bits_are_planned(view: bool)
         return prepared
 
     prepared = with_rules([qat.Rule()])
-    found = tune.plan(prepared, DATA, flash="1M", candidates=8)
-    assert not found.left_out
-    finest = max(found.points, key=lambda point: sum(rule.activation_bits for rule in point.rules))
+    plan = tune.plan(prepared, DATA, flash="1M", candidates=8)
+    assert not plan.left_out
+    finest = max(plan.points, key=lambda point: sum(rule.activation_bits for rule in point.rules))
     again = with_rules(finest.rules)
     assert {"below", "scaled", "above"} <= {step.path.rpartition("_")[2] for step in again.plan.steps}
     qat.freeze(again)
@@ -315,8 +315,8 @@ def test_weights_of_four_bits_are_packed_where_devices_compute_the_same() -> Non
     qat.freeze(prepared)
     graph = deploy.lower(prepared)
 
-    def of_four_bits(made: deploy.Graph) -> set[str]:
-        return {name.removesuffix("/filter") for name, tensor in made.tensors.items() if tensor.dtype == "int4"}
+    def of_four_bits(network: deploy.Graph) -> set[str]:
+        return {name.removesuffix("/filter") for name, tensor in network.tensors.items() if tensor.dtype == "int4"}
 
     assert of_four_bits(deploy.packed(graph)) == {"first", "mix", "spread", "bulk", "last"}
     # TFLite-Micro has FULLY_CONNECTED in four bits with one scale only.
@@ -326,7 +326,7 @@ def test_weights_of_four_bits_are_packed_where_devices_compute_the_same() -> Non
     assert tflite_bytes(packed) == tflite_bytes(graph) and len(tflite_bytes(graph)) < len(plain) - 3400
     codes = deploy.input_codes(graph, DATA[0][:16])
     for device in ("reference", "micro"):
-        one, other = (deploy.simulate(each, codes, device) for each in (graph, deploy.packed(graph, device)))
+        one, other = (deploy.simulate(network, codes, device) for network in (graph, deploy.packed(graph, device)))
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
@@ -339,11 +339,11 @@ LABELS = (np.maximum(INPUTS @ WEIGHTS[0], 0) @ WEIGHTS[1]).argmax(1)
 ASKED = {"flash": 2600, "max_drop": 0.1}
 
 
-def described(found: tune.PrecisionPlan, trained: Any, flash: int) -> list[Any]:
+def described(plan: tune.PrecisionPlan, trained: Any, flash: int) -> list[Any]:
     """What must be the same from each framework."""
     bits = list(bits_of(trained).values())
-    assert bits == list(bits_of(found.candidate.plan).values())
-    return [bool(found), found.chosen.layers, found.chosen.metric, [list(pair) for pair in bits], flash <= 2600]
+    assert bits == list(bits_of(plan.candidate.plan).values())
+    return [bool(plan), plan.chosen.layers, plan.chosen.metric, [list(pair) for pair in bits], flash <= 2600]
 
 
 @functools.cache
@@ -356,11 +356,11 @@ def in_pytorch() -> list[Any]:
     inputs = torch.from_numpy(INPUTS)
     prepared = qat.prepare(model, inputs[:2], device="reference")
     qat.calibrate(prepared, [inputs])
-    found = tune.plan(prepared, (INPUTS, LABELS), **ASKED)
-    trained = qat.prepare(model, inputs[:2], found.rules, device="reference")
+    plan = tune.plan(prepared, (INPUTS, LABELS), **ASKED)
+    trained = qat.prepare(model, inputs[:2], plan.rules, device="reference")
     qat.calibrate(trained, [inputs])
     qat.freeze(trained)
-    return described(found, trained.plan, len(tflite_bytes(deploy.packed(deploy.lower(trained)))))
+    return described(plan, trained.plan, len(tflite_bytes(deploy.packed(deploy.lower(trained)))))
 
 
 @pytest.mark.campaign
@@ -373,8 +373,8 @@ def test_jax_finds_and_trains_the_same_plan() -> None:
     variables = {"first": WEIGHTS[0], "last": WEIGHTS[1]}
     prepared = qat.prepare(apply, INPUTS[:2], variables=variables, device="reference")
     params, state = prepared.calibrate(*prepared.init(), [INPUTS])
-    found = tune.plan((prepared, params, state), (INPUTS, LABELS), **ASKED)
-    trained = qat.prepare(apply, INPUTS[:2], found.rules, variables=variables, device="reference")
+    plan = tune.plan((prepared, params, state), (INPUTS, LABELS), **ASKED)
+    trained = qat.prepare(apply, INPUTS[:2], plan.rules, variables=variables, device="reference")
     params, state = trained.calibrate(*trained.init(), [INPUTS])
 
     def loss(params: Any, state: Any) -> tuple[Any, Any]:
@@ -384,7 +384,7 @@ def test_jax_finds_and_trains_the_same_plan() -> None:
     gradients, state = jax.grad(loss, has_aux=True)(params, state)
     params = jax.tree.map(lambda value, slope: value - 1e-3 * slope, params, gradients)
     graph = trained.lower(*trained.freeze(params, state))
-    assert described(found, trained.plan, len(tflite_bytes(deploy.packed(graph, "reference")))) == in_pytorch()
+    assert described(plan, trained.plan, len(tflite_bytes(deploy.packed(graph, "reference")))) == in_pytorch()
 
 
 PROGRAM = """

@@ -70,22 +70,22 @@ def calibrated(model: Any, rules: Any) -> Any:
 )
 def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path: Path) -> None:
     model = Heads(joined)
-    found = tune.search(calibrated(model, qat.Rule(weight_bits=4)), (IMAGES, TARGETS), found_well, budget=10)
-    proposal = found.proposal
+    search = tune.search(calibrated(model, qat.Rule(weight_bits=4)), (IMAGES, TARGETS), found_well, budget=10)
+    proposal = search.proposal
     assert proposal is not None and proposal.alone < proposal.reference - 0.2
     assert set(proposal.layers) <= ({"cat", "scores", "boxes"} if joined else {"both"})
     assert set(proposal.layers.values()) == {16} and proposal.then > proposal.alone
     assert {rule.weight_bits for rule in proposal.rules} == {4}
-    assert "16" in proposal.text() and max(map(len, found.text().splitlines())) <= 80
-    assert json.loads(found.as_json())["proposal"]["layers"] == proposal.layers
-    contents = [tflite_bytes(graph) for graph in (found.graph, proposal.graph)]
+    assert "16" in proposal.text() and max(map(len, search.text().splitlines())) <= 80
+    assert json.loads(search.as_json())["proposal"]["layers"] == proposal.layers
+    contents = [tflite_bytes(graph) for graph in (search.graph, proposal.graph)]
     assert len(contents[1]) - len(contents[0]) == proposal.flash
     arenas = [arena_of(content)[0] for content in contents]
     assert proposal.arena == (None if None in arenas else arenas[1] - arenas[0])
     # Prepared as proposed, the network is as good as its weights let it be, and is what the runtime computes.
     prepared = calibrated(model, proposal.rules)
     again = tune.search(prepared, (IMAGES, TARGETS), found_well, budget=10)
-    assert again.proposal is None and again.after.metric > found.after.metric + 0.1
+    assert again.proposal is None and again.after.metric > search.after.metric + 0.1
     again.apply(prepared)
     qat.freeze(prepared)
     graph = deploy.lower(prepared)
@@ -136,15 +136,15 @@ FEW = (qat.Rule("input", activation_bits=8), qat.Rule("scores", weight_bits=4, a
 
 
 def test_8_bits_are_proposed_where_few_codes_are_averaged(tmp_path: Path) -> None:
-    _, found = searched_means(torch.nn.AvgPool2d(4), FEW)
-    proposal = found.proposal
+    _, search = searched_means(torch.nn.AvgPool2d(4), FEW)
+    proposal = search.proposal
     assert proposal is not None and proposal.layers == {"pixels": 8}
     assert proposal.alone < proposal.reference - 0.1 and proposal.then > proposal.reference - 0.05
     assert proposal.flash <= 0 and proposal.arena in (0, None)
     assert "where results are averaged" in " ".join(proposal.text().split()) and "network ends" not in proposal.text()
-    assert max(map(len, found.text().splitlines())) <= 80
+    assert max(map(len, search.text().splitlines())) <= 80
     prepared, again = searched_means(torch.nn.AvgPool2d(4), proposal.rules)
-    assert again.proposal is None and again.after.metric > found.after.metric + 0.1
+    assert again.proposal is None and again.after.metric > search.after.metric + 0.1
     assert [prepared.plan.grids[name].bits for name in ("input", "pixels", "scores")] == [8, 8, 8]
     assert {step.weights.rule.weight_bits for step in prepared.plan.steps if step.weights is not None} == {4}
     again.apply(prepared)
@@ -173,8 +173,8 @@ def test_8_bits_are_proposed_for_nothing_else() -> None:
 
 
 def test_nothing_is_proposed_for_classes() -> None:
-    found = tune.search(calibrated(trained(), qat.Rule()), (IMAGES, CLASSES), budget=3)
-    assert found.proposal is None and json.loads(found.as_json())["proposal"] is None
+    search = tune.search(calibrated(trained(), qat.Rule()), (IMAGES, CLASSES), budget=3)
+    assert search.proposal is None and json.loads(search.as_json())["proposal"] is None
 
 
 def test_nothing_is_proposed_that_is_not_shown_to_be_exact() -> None:
@@ -182,5 +182,5 @@ def test_nothing_is_proposed_that_is_not_shown_to_be_exact() -> None:
     prepared = qat.prepare(Heads(False).eval(), torch.from_numpy(IMAGES[:2]), device="onnxruntime-x86")
     qat.calibrate(prepared, [torch.from_numpy(IMAGES)])
     assert tune.search(prepared, (IMAGES, TARGETS), found_well, budget=2).proposal is None
-    found = tune.plan(prepared, (IMAGES, TARGETS), found_well, max_drop=1, candidates=1)
-    assert any("FULLY_CONNECTED:int16" in why and "has not been shown" in why for why in found.left_out.values())
+    plan = tune.plan(prepared, (IMAGES, TARGETS), found_well, max_drop=1, candidates=1)
+    assert any("FULLY_CONNECTED:int16" in why and "has not been shown" in why for why in plan.left_out.values())

@@ -50,8 +50,8 @@ def calibrated(model: Any, **rule: Any) -> Any:
 
 def outputs_of(model: Any, images: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        found: np.ndarray = model(torch.from_numpy(images)).numpy()
-    return found
+        outputs: np.ndarray = model(torch.from_numpy(images)).numpy()
+    return outputs
 
 
 def noise_of(candidate: Candidate, model: Any) -> float:
@@ -68,18 +68,18 @@ def test_a_network_is_better_afterwards(bits: int) -> None:
     model = unequal()
     prepared = calibrated(model, weight_bits=bits, activation_bits=bits)
     before = {name: value.clone() for name, value in prepared.state_dict().items() if hasattr(value, "clone")}
-    found = tune.search(prepared, examples(512, 5))
+    search = tune.search(prepared, examples(512, 5))
     test = examples(1000, 9)
     plain = tune.gate(prepared, test, minimum=0).score
-    assert tune.gate(found.graph, test, minimum=0).score >= plain + (0.3 if bits == 4 else 0)
-    assert found.after.decibels > found.before.decibels + 10
-    assert found.trials[0].name == "as calibrated" and found.trials[0].kept
-    assert {trial.name for trial in found.trials} >= {"ranges", "equalization", "biases"}
+    assert tune.gate(search.graph, test, minimum=0).score >= plain + (0.3 if bits == 4 else 0)
+    assert search.after.decibels > search.before.decibels + 10
+    assert search.trials[0].name == "as calibrated" and search.trials[0].kept
+    assert {trial.name for trial in search.trials} >= {"ranges", "equalization", "biases"}
     # What is said of the result is so.
-    again = tune.search(found.candidate, examples(512, 5), budget=1)
-    assert again.before.metric == found.after.metric
+    again = tune.search(search.candidate, examples(512, 5), budget=1)
+    assert again.before.metric == search.after.metric
     assert all(torch.equal(value, before[name]) for name, value in prepared.state_dict().items() if name in before)
-    assert max(map(len, found.text().splitlines())) <= 80 and "equalization" in found.text()
+    assert max(map(len, search.text().splitlines())) <= 80 and "equalization" in search.text()
 
 
 @pytest.mark.slow
@@ -115,21 +115,21 @@ def test_the_answer_is_the_same_with_dask() -> None:
 
 @pytest.mark.parametrize("budget", [1, 2, 7, 20])
 def test_the_budget_is_kept(budget: int) -> None:
-    found = tune.search(calibrated(unequal()), DATA, budget=budget)
+    search = tune.search(calibrated(unequal()), DATA, budget=budget)
     # What was chosen last is judged even if nothing is left, as is the network that was given.
-    assert found.evaluations <= budget + 1
-    assert found.after.metric is not None
+    assert search.evaluations <= budget + 1
+    assert search.after.metric is not None
 
 
 def test_the_model_takes_over_what_was_found() -> None:
     prepared = calibrated(unequal(), weight_bits=4)
-    found = tune.search(prepared, examples(512, 5))
-    assert len({trial.name for trial in found.trials if trial.kept}) > 2
-    assert found.apply(prepared) is prepared
+    search = tune.search(prepared, examples(512, 5))
+    assert len({trial.name for trial in search.trials if trial.kept}) > 2
+    assert search.apply(prepared) is prepared
     qat.freeze(prepared)
-    same_graph(deploy.lower(prepared), found.graph)
+    same_graph(deploy.lower(prepared), search.graph)
     with pytest.raises(ValueError, match="a frozen model takes over no ranges"):
-        found.apply(prepared)
+        search.apply(prepared)
 
 
 def same_graph(first: deploy.Graph, second: deploy.Graph) -> None:
@@ -142,9 +142,9 @@ def same_graph(first: deploy.Graph, second: deploy.Graph) -> None:
 def test_what_helps_nothing_is_not_kept() -> None:
     """Random targets: whatever is found in one part does not hold in the other."""
     images, _ = examples(256, 5)
-    found = tune.search(calibrated(trained()), (images, np.random.default_rng(0).integers(0, 4, 256)), budget=60)
-    assert found.before.metric is not None and found.after.metric is not None
-    assert not found.before.better_than(found.after, True)
+    search = tune.search(calibrated(trained()), (images, np.random.default_rng(0).integers(0, 4, 256)), budget=60)
+    assert search.before.metric is not None and search.after.metric is not None
+    assert not search.before.better_than(search.after, True)
 
 
 def test_bad_settings_are_refused() -> None:
@@ -208,8 +208,8 @@ def test_chance_is_no_difference() -> None:
     assert replace(lower, decibels=17.0).better_than(here, True)
     assert not here.better_than(replace(lower, decibels=17.0), True) and here.better_than(lower, True)
     # In all blocks the same: no chance.
-    assert Mark(0.825, 5.0, tuple(each + 0.1 for each in blocks)).better_than(here, True)
-    assert not Mark(0.825, 50.0, tuple(each + 0.1 for each in blocks)).better_than(here, False)
+    assert Mark(0.825, 5.0, tuple(block + 0.1 for block in blocks)).better_than(here, True)
+    assert not Mark(0.825, 50.0, tuple(block + 0.1 for block in blocks)).better_than(here, False)
     assert not Mark(None, 0.0).better_than(here, True) and here.better_than(Mark(None, 0.0), True)
 
 
@@ -267,21 +267,21 @@ def test_ranges_that_others_decide_stay() -> None:
 def test_equalized_networks_are_the_same_in_real_numbers() -> None:
     model = unequal()
     candidate = Candidate.of(calibrated(model))
-    found = groups(candidate)
-    assert [(group.first.path, *(step.path for step in group.readers)) for group in found] == [("first", "second")]
+    chains = groups(candidate)
+    assert [(group.first.path, *(step.path for step in group.readers)) for group in chains] == [("first", "second")]
     observer = Observer(candidate, Data(DATA, True))
-    changed, count = equalized(candidate, observer, found)
+    changed, count = equalized(candidate, observer, chains)
     assert count == 1
     after = Observer(changed, Data(DATA, True))
-    ranges = replace(changed, ranges={name: (each.least, each.most) for name, each in after.seen().items()})
+    ranges = replace(changed, ranges={name: (interval.least, interval.most) for name, interval in after.seen().items()})
     last = candidate.graph().outputs[0]
     plain = {"": outputs_of(model, DATA[0])}
     # Of channels that differ so much, 16 bits are less fine.
     assert decibels(plain, {"": after.values[last]}) > 60 > decibels(plain, {"": observer.values[last]}) > 50
     spread = [
-        np.abs(each.values["first"].reshape(-1, 8)).max(0).max()
-        / np.median(np.abs(each.values["first"]).max((0, 1, 2)))
-        for each in (observer, after)
+        np.abs(observation.values["first"].reshape(-1, 8)).max(0).max()
+        / np.median(np.abs(observation.values["first"]).max((0, 1, 2)))
+        for observation in (observer, after)
     ]
     assert spread[1] < spread[0] / 3
     assert noise_of(ranges, model) > noise_of(candidate, model) + 10
@@ -295,7 +295,7 @@ def test_means_are_corrected_on_the_device(with_scale: bool) -> None:
     model = trained()
     candidate = Candidate.of(calibrated(model, weight_bits=3))
     observer = Observer(candidate, Data(DATA, True))
-    operators = {each.outputs[0]: each for each in candidate.graph().operators}
+    operators = {operator.outputs[0]: operator for operator in candidate.graph().operators}
 
     def differences(now: Candidate, layer: str) -> tuple[float, float]:
         fine, device = observer.sums(operators[layer], now.graph())
@@ -320,13 +320,13 @@ def test_means_are_corrected_on_the_device(with_scale: bool) -> None:
 def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
     candidate = Candidate.of(calibrated(trained(), weight_bits=3))
     observer = Observer(candidate, Data(DATA, True))
-    operator = next(each for each in candidate.graph().operators if each.outputs[0] == layer)
+    operator = next(operator for operator in candidate.graph().operators if operator.outputs[0] == layer)
     change = dict(rounded(candidate, observer))[layer]
     changed = change(candidate)
-    codes = [each.numbers().weights[layer].codes for each in (candidate, changed)]
+    codes = [version.numbers().weights[layer].codes for version in (candidate, changed)]
     moved = np.abs(codes[0] - codes[1])
     assert 0 < (moved > 0).mean() < 0.6 and moved.max() == 1
-    scales = [each.numbers().weights[layer].scale for each in (candidate, changed)]
+    scales = [version.numbers().weights[layer].scale for version in (candidate, changed)]
     assert np.array_equal(*scales)
 
     def error(now: Candidate) -> float:
@@ -340,11 +340,11 @@ def test_places_are_those_of_the_weights() -> None:
     candidate = Candidate.of(calibrated(trained()))
     graph, numbers = candidate.graph(), candidate.numbers()
     places = candidate.places()
-    assert {each.step.path for each in places.values()} == set(numbers.weights)
-    for name, each in places.items():
+    assert {place.step.path for place in places.values()} == set(numbers.weights)
+    for name, place in places.items():
         filter = graph.tensors[name].data
         assert filter is not None
-        assert np.array_equal(each.of(numbers.weights[each.step.path].codes), filter)
+        assert np.array_equal(place.of(numbers.weights[place.step.path].codes), filter)
     assert isinstance(graph, deploy.Graph)
 
 
@@ -392,11 +392,11 @@ def test_smoothing_changes_no_real_number(strength: float) -> None:
     model, data = block()
     prepared = prepared_block(model, data[0])
     candidate = Candidate.of(prepared)
-    found = groups(candidate)
-    assert {group.first.path: [step.path for step in group.readers] for group in found if group.scales} == {
+    chains = groups(candidate)
+    assert {group.first.path: [step.path for step in group.readers] for group in chains if group.scales} == {
         "norms.0": ["query", "key", "value"], "norms.1": ["wide"],
     }  # fmt: skip
-    changed, count = equalized(candidate, Observer(candidate, Data(data, True)), found, strength)
+    changed, count = equalized(candidate, Observer(candidate, Data(data, True)), chains, strength)
     assert count == 2
     before = {name: value.clone() for name, value in model.state_dict().items()}
     moved = changed.changed_from(candidate)
@@ -422,16 +422,16 @@ def test_smoothing_changes_no_real_number(strength: float) -> None:
 def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     model, data = block()
     prepared = prepared_block(model, data[0])
-    found = tune.search(prepared, data, budget=200)
-    trial = next(trial for trial in found.trials if trial.name == "smoothing")
-    assert trial.kept and "2 layers" in trial.what and "smoothing" in found.text()
-    names = [trial.name for trial in found.trials]
+    search = tune.search(prepared, data, budget=200)
+    trial = next(trial for trial in search.trials if trial.name == "smoothing")
+    assert trial.kept and "2 layers" in trial.what and "smoothing" in search.text()
+    names = [trial.name for trial in search.trials]
     assert names.index("ranges of each layer") < names.index("smoothing") < names.index("rounding of weights")
-    before = next(each for each in reversed(found.trials[: names.index("smoothing")]) if each.kept)
+    before = next(trial for trial in reversed(search.trials[: names.index("smoothing")]) if trial.kept)
     assert trial.held_out.decibels > before.held_out.decibels + 6
-    found.apply(prepared)
+    search.apply(prepared)
     qat.freeze(prepared)
-    same_graph(deploy.lower(prepared), found.graph)
+    same_graph(deploy.lower(prepared), search.graph)
 
 
 class Refusing(Executor):
@@ -457,8 +457,8 @@ def test_a_lost_worker_costs_no_search(breaks_after: int) -> None:
     executor = Refusing(breaks_after)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = tune.search(prepared, DATA, budget=30, executor=executor)
-    assert found.trials == alone.trials and found.evaluations == alone.evaluations
+        search = tune.search(prepared, DATA, budget=30, executor=executor)
+    assert search.trials == alone.trials and search.evaluations == alone.evaluations
     lost = [warning for warning in said if "the executor is gone (a worker was killed)" in str(warning.message)]
     assert bool(lost) == (breaks_after < 10**6)
-    assert executor.sent <= 2 * len(found.trials)  # to each worker, once for each method
+    assert executor.sent <= 2 * len(search.trials)  # to each worker, once for each method

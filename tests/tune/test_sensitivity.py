@@ -39,26 +39,26 @@ def widened(candidate: Candidate, grid: str, factor: float) -> Candidate:
     return replace(candidate, ranges={**candidate.ranges, grid: (low * factor, high * factor)})
 
 
-def first_of(found: tune.Sensitivity) -> tuple[str, str, str]:
-    worst = found.ranked()[0]
+def first_of(analysis: tune.Sensitivity) -> tuple[str, str, str]:
+    worst = analysis.ranked()[0]
     return worst.layer, worst.kind, worst.reasons[0] if worst.reasons else ""
 
 
 def test_ends_are_the_device_and_the_float_network() -> None:
     model, (images, classes) = trained(), DATA
     prepared = calibrated(model)
-    found = tune.sensitivity(prepared, DATA)
+    analysis = tune.sensitivity(prepared, DATA)
     graph = deploy.lower(prepared) if prepared.frozen else Candidate.of(prepared).graph()
     outputs = deploy.output_values(graph, deploy.simulate(graph, deploy.input_codes(graph, images), "xnnpack-x86"))
-    assert found.device_metric == tune.accuracy(next(iter(outputs.values())), classes)
+    assert analysis.device_metric == tune.accuracy(next(iter(outputs.values())), classes)
     with torch.no_grad():
         plain = model(torch.from_numpy(images)).numpy()
-    assert found.reference == pytest.approx(tune.accuracy(plain, classes), abs=1 / 256)
+    assert analysis.reference == pytest.approx(tune.accuracy(plain, classes), abs=1 / 256)
     # The last part's cumulative run is the device, and the first one's is that part alone.
-    assert found.parts[-1].cumulative == found.device_metric
-    assert found.parts[0].cumulative == found.parts[0].alone
-    assert [(part.layer, part.kind) for part in found.parts if part.layer != "input"][:2] != []
-    assert found.evaluations == 2 + 3 * len(found.parts)
+    assert analysis.parts[-1].cumulative == analysis.device_metric
+    assert analysis.parts[0].cumulative == analysis.parts[0].alone
+    assert [(part.layer, part.kind) for part in analysis.parts if part.layer != "input"][:2] != []
+    assert analysis.evaluations == 2 + 3 * len(analysis.parts)
 
 
 def fine_and_device(network: Any, model: torch.nn.Module, images: np.ndarray) -> tuple[float, float]:
@@ -144,10 +144,10 @@ def test_outliers_are_found() -> None:
     # ReLU6 takes them away again, and the network is none the worse for them.
     images[rng.choice(256, 8, replace=False), 0, 0, 0] = 3000
     model = calibrated(trained(), torch.from_numpy(images))
-    found = tune.sensitivity(model, (images, classes))
-    layer, kind, reason = first_of(found)
-    assert (layer, kind) in (("input", "input"), ("add", "result")) and "few outliers" in reason, found
-    assert found.ranked()[0].loss > 0.3
+    analysis = tune.sensitivity(model, (images, classes))
+    layer, kind, reason = first_of(analysis)
+    assert (layer, kind) in (("input", "input"), ("add", "result")) and "few outliers" in reason, analysis
+    assert analysis.ranked()[0].loss > 0.3
 
 
 def test_unequal_channels_are_found() -> None:
@@ -158,18 +158,18 @@ def test_unequal_channels_are_found() -> None:
         for parameter in (model.norm.weight, model.norm.bias):
             parameter[0] = 400.0
     assert tune.sensitivity(plain, DATA).ranked()[0].loss < 0.1
-    found = tune.sensitivity(calibrated(model), DATA)
-    layer, kind, reason = first_of(found)
-    assert (layer, kind) == ("first", "result") and "channels of very different size" in reason, found
+    analysis = tune.sensitivity(calibrated(model), DATA)
+    layer, kind, reason = first_of(analysis)
+    assert (layer, kind) == ("first", "result") and "channels of very different size" in reason, analysis
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(1 / 100, "saturates"), (300, "too few codes")])
 def test_ranges_that_do_not_fit_are_found(factor: float, reason: str) -> None:
-    found = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", factor), DATA)
-    layer, kind, said = first_of(found)
-    assert (layer, kind) == ("second", "result") and reason in said, found
-    kept = next(part for part in found.parts if (part.layer, part.kind) == ("second", "result"))
-    assert kept.gain is not None and kept.gain == max(part.gain or 0 for part in found.parts) > 0.05
+    analysis = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", factor), DATA)
+    layer, kind, said = first_of(analysis)
+    assert (layer, kind) == ("second", "result") and reason in said, analysis
+    kept = next(part for part in analysis.parts if (part.layer, part.kind) == ("second", "result"))
+    assert kept.gain is not None and kept.gain == max(part.gain or 0 for part in analysis.parts) > 0.05
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_ranges_that_do_not_fit_are_found(factor: float, reason: str) -> None:
 )
 def test_few_bits_are_found(rule: dict[str, Any], kind: str) -> None:
     rules = [qat.Rule("second", **rule), qat.Rule()]
-    found = tune.sensitivity(calibrated(trained(), rules=rules), DATA)
-    noisiest = min(found.parts, key=lambda part: part.decibels)
-    assert (noisiest.layer, noisiest.kind) == ("second", kind) and "too few codes" in noisiest.reasons[0], found
+    analysis = tune.sensitivity(calibrated(trained(), rules=rules), DATA)
+    noisiest = min(analysis.parts, key=lambda part: part.decibels)
+    assert (noisiest.layer, noisiest.kind) == ("second", kind) and "too few codes" in noisiest.reasons[0], analysis
 
 
 def test_a_bias_beyond_its_grid_is_found() -> None:
@@ -189,10 +189,10 @@ def test_a_bias_beyond_its_grid_is_found() -> None:
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(np.repeat(np.eye(4, dtype=np.float32), 1024, axis=1)))
         layer.bias.fill_(1.2 * 2**30 / 255 / 127)
-    found = tune.sensitivity(calibrated(layer, torch.from_numpy(inputs)), (inputs, classes))
-    name, kind, reason = first_of(found)
-    assert kind == "weights" and "bias beyond its grid: 4 of 4" in reason, found
-    assert found.reference == 1 and found.device_metric == 0.25
+    analysis = tune.sensitivity(calibrated(layer, torch.from_numpy(inputs)), (inputs, classes))
+    name, kind, reason = first_of(analysis)
+    assert kind == "weights" and "bias beyond its grid: 4 of 4" in reason, analysis
+    assert analysis.reference == 1 and analysis.device_metric == 0.25
 
 
 def test_files_have_no_other_weights(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_files_have_no_other_weights(tmp_path: Path) -> None:
     graph = deploy.lower(model)
     whole = tune.sensitivity(model, DATA, measure=["alone"])
     read = deploy.read_tflite(deploy.write_tflite(graph, tmp_path / "m.tflite"))
-    found = tune.sensitivity(read, DATA, measure=["alone", "fine"], device="xnnpack-x86")
-    assert not [part for part in found.parts if part.kind == "weights"]
-    assert found.device_metric == whole.device_metric
+    analysis = tune.sensitivity(read, DATA, measure=["alone", "fine"], device="xnnpack-x86")
+    assert not [part for part in analysis.parts if part.kind == "weights"]
+    assert analysis.device_metric == whole.device_metric
     noise = {(part.layer, part.kind): part.decibels for part in whole.parts}
-    for part in found.parts:
+    for part in analysis.parts:
         if (part.layer, part.kind) in noise:
             assert part.decibels == pytest.approx(noise[part.layer, part.kind], abs=1.5)
 
@@ -215,7 +215,7 @@ class Clamped(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last = (torch.nn.Conv2d(*each, 3) for each in ((1, 6), (6, 6), (6, 4)))
+        self.first, self.second, self.last = (torch.nn.Conv2d(*channels, 3) for channels in ((1, 6), (6, 6), (6, 4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = 20 * self.first(x)
@@ -237,25 +237,25 @@ def test_files_clamp_where_their_grids_end_by_design(tmp_path: Path) -> None:
 
 def test_results_are_shown(tmp_path: Path) -> None:
     seen = []
-    found = tune.sensitivity(calibrated(trained()), DATA, progress=lambda *each: seen.append(each))
+    analysis = tune.sensitivity(calibrated(trained()), DATA, progress=lambda *call: seen.append(call))
     assert seen[-1][0] == pytest.approx(seen[-1][1]) and seen[-1][2] == pytest.approx(0, abs=1e-6)
-    assert [each[0] for each in seen] == sorted(each[0] for each in seen)
-    text = found.text()
+    assert [call[0] for call in seen] == sorted(call[0] for call in seen)
+    text = analysis.text()
     assert max(map(len, text.splitlines())) <= 80 and "What costs most:" in text
     rows = text.split("What costs most:")[0]
-    assert len(re.findall(r"^\S+ +(?:weights|result|input) ", rows, re.M)) == len(found.parts)
-    assert len(json.loads(found.as_json())["parts"]) == len(found.parts)
-    assert "<table>" in found._repr_html_()
+    assert len(re.findall(r"^\S+ +(?:weights|result|input) ", rows, re.M)) == len(analysis.parts)
+    assert len(json.loads(analysis.as_json())["parts"]) == len(analysis.parts)
+    assert "<table>" in analysis._repr_html_()
     pytest.importorskip("matplotlib")
-    assert b"<svg" in found.picture(tmp_path / "picture.svg").read_bytes()[:500]
+    assert b"<svg" in analysis.picture(tmp_path / "picture.svg").read_bytes()[:500]
 
 
 def test_without_the_parts_alone_those_that_gain_most_come_first(tmp_path: Path) -> None:
-    found = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", 300), DATA, measure=["fine"])
-    assert (found.worst()[0].layer, found.worst()[0].kind) == ("second", "result")
-    assert found.worst()[0].gain == max(part.gain or 0 for part in found.parts) > 0.1
-    assert "kept fine brings" in found.text() and "inf" not in found.text()
-    assert found.picture(tmp_path / "gain.png").stat().st_size > 1000
+    analysis = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", 300), DATA, measure=["fine"])
+    assert (analysis.worst()[0].layer, analysis.worst()[0].kind) == ("second", "result")
+    assert analysis.worst()[0].gain == max(part.gain or 0 for part in analysis.parts) > 0.1
+    assert "kept fine brings" in analysis.text() and "inf" not in analysis.text()
+    assert analysis.picture(tmp_path / "gain.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="measure must include alone if there is no metric"):
         tune.sensitivity(calibrated(trained()), DATA, None, measure=["fine"])
 
@@ -285,14 +285,14 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="metric must return a finite number, got nan"):
         tune.sensitivity(model, DATA, lambda outputs, targets: float("nan"))
     assert eq.tune is tune
-    found = tune.sensitivity(model, DATA[0], None)
-    assert found.reference is None and found.parts[0].loss is None and found.parts[0].decibels > 10
+    analysis = tune.sensitivity(model, DATA[0], None)
+    assert analysis.reference is None and analysis.parts[0].loss is None and analysis.parts[0].decibels > 10
 
 
 def test_what_one_example_explains_is_no_cost() -> None:
     """Where costs are within chance, the layer with the lowest signal to noise comes first."""
     torch.manual_seed(0)
-    layers = [each for _ in range(7) for each in (torch.nn.Linear(24, 24), torch.nn.ReLU())]
+    layers = [layer for _ in range(7) for layer in (torch.nn.Linear(24, 24), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(24, 200)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -303,22 +303,22 @@ def test_what_one_example_explains_is_no_cost() -> None:
     rules = [qat.Rule("10", ranges="fixed", fixed_range=(0.0, 6 * width)), qat.Rule("*")]
     prepared = qat.prepare(model, x[:2], rules, device="micro", check=False)
     qat.calibrate(prepared, [x])
-    found = tune.sensitivity(prepared, (x, y))
-    assert all(part.chance >= 0.01 and part.fine_decibels is not None for part in found.parts)
-    costly = [part for part in found.parts if part.cost]
+    analysis = tune.sensitivity(prepared, (x, y))
+    assert all(part.chance >= 0.01 and part.fine_decibels is not None for part in analysis.parts)
+    costly = [part for part in analysis.parts if part.cost]
     assert all(part.loss is not None and part.loss > part.chance for part in costly) and len(costly) < 3
-    assert [*found.ranked()[: len(costly)]] == sorted(costly, key=lambda part: -(part.loss or 0))
-    noisiest = min((part for part in found.parts if not part.cost), key=lambda part: part.decibels or 0)
-    assert found.ranked()[len(costly)] == noisiest and (noisiest.layer, noisiest.kind) == ("10", "result")
-    listed = found.text().split("What costs most:")[1]
+    assert [*analysis.ranked()[: len(costly)]] == sorted(costly, key=lambda part: -(part.loss or 0))
+    noisiest = min((part for part in analysis.parts if not part.cost), key=lambda part: part.decibels or 0)
+    assert analysis.ranked()[len(costly)] == noisiest and (noisiest.layer, noisiest.kind) == ("10", "result")
+    listed = analysis.text().split("What costs most:")[1]
     assert "10 (result), 35" in listed and "costs 0" not in listed and "points here, are not listed as costs" in listed
 
 
 def test_findings_are_no_conditions() -> None:
-    found = tune.sensitivity(calibrated(trained()), DATA, measure=["alone"])
-    assert "\n" not in repr(found) and len(repr(found)) < 400 and str(found) == found.text()
+    analysis = tune.sensitivity(calibrated(trained()), DATA, measure=["alone"])
+    assert "\n" not in repr(analysis) and len(repr(analysis)) < 400 and str(analysis) == analysis.text()
     with pytest.raises(TypeError, match="a Sensitivity is neither true nor false"):
-        assert found
+        assert analysis
     scores = tune.Gate(DATA)(calibrated(trained()))
     with pytest.raises(ValueError, match="nothing is asked"):
         assert scores
