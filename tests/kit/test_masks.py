@@ -111,6 +111,8 @@ def counting(how: str, length: int) -> Any:
             super().__init__()
             self.words = nn.Embedding(WORDS, 2)
             self.places = nn.Embedding(length + 3, FEATURES)
+            self.kinds = nn.Embedding(2, 2)
+            self.register_buffer("kinds_of_words", torch.zeros(1, length + 3, dtype=torch.long))
 
         def positions(self, tokens: Any) -> Any:
             if how == "words":
@@ -125,8 +127,13 @@ def counting(how: str, length: int) -> Any:
             return (tokens == 1).long()
 
         def forward(self, tokens: Any) -> Any:
-            places = self.places(self.positions(tokens))
-            return (places, self.words(tokens)) if how in OF_WORDS else places
+            positions = self.positions(tokens)
+            places = self.places(positions)
+            if how not in OF_WORDS:
+                return places
+            # All kinds are 0, wherever they are taken from.
+            kinds = torch.gather(self.kinds_of_words.expand(tokens.shape[0], -1), 1, positions)
+            return places, self.words(tokens) + self.kinds(kinds)
 
     return Counting()
 

@@ -315,9 +315,9 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 @handles("gather")
 def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     if isinstance(a.self, Fixed) and not meta.dtype.is_floating_point:
-        number = c.uniform(a.self)
-        if not isinstance(number, Fixed):  # whatever is chosen, as of kinds of words that are all alike
-            return c.call(aten.full.default, list(meta.shape), int(number), dtype=meta.dtype)
+        numbers = c.data(a.self).unique()
+        if len(numbers) == 1:  # whatever is chosen, as of kinds of words that are all alike
+            return c.call(aten.full.default, list(meta.shape), int(numbers), dtype=meta.dtype)
     index, axis = c.data(a.index), a.dim % len(a.self.shape)
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
     sizes = zip(c.for_one(a.self.shape), index.shape, strict=True)
