@@ -441,6 +441,24 @@ def test_nan_is_not_hidden() -> None:
     assert prepared(batch).isnan().all()
 
 
+class Inverse(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1 / x.abs()
+
+
+@pytest.mark.parametrize("last", [nn.MaxPool2d(3, 2, 1), Inverse()])
+def test_training_computes_what_evaluation_does_where_real_numbers_are_infinite(last: nn.Module) -> None:
+    """Beside a padded pool, and where a table is asked for a code that stands for zero."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), last, nn.Conv2d(4, 2, 1))
+    batch = torch.randn(4, 3, 8, 8)
+    prepared = frozen(model, batch, steps=1)
+    expected = prepared(batch).detach()
+    result = prepared.train()(batch)
+    assert expected.isfinite().all() and torch.equal(result, expected)
+    result.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in prepared.other_parameters())
+
+
 def test_ranges_that_are_loaded_later_count() -> None:
     model, batch = small()
     prepared, other = frozen(copy.deepcopy(model), batch), frozen(model, 3 * batch)

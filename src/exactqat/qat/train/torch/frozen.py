@@ -26,7 +26,7 @@ from ..core.integers import nudged_grids
 from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from . import primitives as p
-from .primitives import straight_through, to_numpy, unwrapped
+from .primitives import straight_through, to_numpy, unwrapped, with_gradient_of
 from .state import Bound, ModuleState, TrainingOnly
 
 # What multiplies float32 and may be allowed to use lower precision.
@@ -212,7 +212,7 @@ class Device:
         result = self._on_host(step, operands)
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
         if trained or any(is_differentiated(operand.real) for operand in operands):
-            result = straight_through(result, layer.compose(*(operand.real for operand in operands)))
+            result = with_gradient_of(result, layer.compose(*(operand.real for operand in operands)))
         return self.on_grid(path, result)
 
     def _moved(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> OnGrid:

@@ -184,6 +184,11 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     return value.detach() + (gradient_of - gradient_of.detach())
 
 
+def with_gradient_of(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """`straight_through`, whatever the second one's value is: infinity, as beside a pool, has no difference to itself."""
+    return value.detach() + (gradient_of - gradient_of.detach()).nan_to_num(0.0)
+
+
 def _both(first: Tensor | float, second: Tensor | float) -> tuple[Tensor, Tensor]:
     if not isinstance(first, Tensor):
         other = cast(Tensor, second)
