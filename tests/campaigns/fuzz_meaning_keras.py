@@ -638,6 +638,11 @@ def kind_of(refusal: str) -> str:
     return "other"
 
 
+# What a model may do without being refused, as it was decided (docs/decisions/one-front.md): a size is not an int, and
+# cannot know that it is asked for its class.
+DECIDED = {"OfItsClass"}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
@@ -655,6 +660,8 @@ def main() -> int:
     pieces: dict[str, collections.Counter[str]] = {}
     for seed in range(options.seed, options.seed + options.count):
         word, reason = outcome(seed, not options.no_check)
+        if word == "differing" and DECIDED.intersection(drawn(seed)[2]):
+            word = "as decided"
         counts[word] += 1
         for name in drawn(seed)[2]:
             pieces.setdefault(name, collections.Counter())[word] += 1

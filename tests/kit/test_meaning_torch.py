@@ -256,6 +256,48 @@ def hooked(*hooks, of=lambda m, x: m.first(x), after=lambda m, y: m.last(y)):
     return forward
 
 
+class Wide(torch.autograd.Function):
+    """A clip whose gradient passes a little beyond its ends."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.saved_tensors[0].abs() <= 2)
+
+
+def test_a_gradient_of_the_users_own_is_refused_where_two_examples_do_not_show_it() -> None:
+    """A batch norm makes one less and one more of any two examples: nothing is beyond the clip."""
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8)
+
+    class Clipped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.last = nn.Sequential(*layers), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(Wide.apply(self.layers(x)))
+
+    refused(Clipped(), torch.randn(2, 4), match=r"8 examples, the gradient of .* by rules of its own \(Wide\)")
+
+
+def test_a_module_that_counts_its_calls_is_refused_by_the_gradients_of_the_second() -> None:
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.last = 0, nn.Linear(4, 2)
+
+        def forward(self, x):
+            self.calls += 1
+            x = x * (1 + 0.1 * self.calls)
+            return self.last(x + (torch.sign(x) - x).detach())
+
+    refused(Counting(), rows(4), match="the gradient of 'input 0 .evaluated after a step.' differs")
+
+
 def test_hooks_on_tensors_in_forward_are_refused() -> None:
     refused(
         Model(hooked(lambda gradient: gradient * 3)),

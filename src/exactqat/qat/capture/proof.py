@@ -18,7 +18,7 @@ import math
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -167,11 +167,12 @@ class Subject:
         """What one side computes on the way, in order."""
         return {}
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> Iterator[Trial]:
         """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
         inputs far beyond the example's, and at the numbers that the network compares with. Where programs are compiled,
         three for each side: of training with gradients, and of evaluation for one example and for one more than in
-        training."""
+        training. The last ones are for gradients of the user's own, which differ for some numbers only: batch norms
+        make the same of any two examples."""
         numbers = sum(array.size for array in self.inputs)
         first = max(2, min(self.examples, 8, _ENOUGH // max(numbers // max(self.examples, 1), 1)))
         second, third, far = 3 if first != 3 else 2, first, min(self.examples, 3)
@@ -190,7 +191,10 @@ class Subject:
             trials += [replace(beyond, scale=scale) for scale in FAR]
             if corners := corners_of(self.network):
                 trials.append(replace(beyond, corners=corners))
-        return trials
+        yield from trials
+        if self.rules:
+            many = first if self.compiles else 8
+            yield from (replace(trials[0], examples=many, scale=scale) for scale in (1.0, 4.0))
 
     def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
         """The inputs of a trial."""

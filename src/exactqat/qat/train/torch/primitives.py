@@ -185,7 +185,7 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 def with_gradient_of(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """`straight_through`, whatever the second one's value is: infinity, as beside a pool, has no difference to itself."""
+    """The same, whatever the second one's value is: infinity, as beside a padded pool, has no difference to itself."""
     return value.detach() + (gradient_of - gradient_of.detach()).nan_to_num(0.0)
 
 

@@ -176,8 +176,13 @@ class _Sides(Subject):
             model.eval()
             # With gradients, as forward hooks raise without them; evaluation alone is another trial.
             with torch.set_grad_enabled(trial.gradients), _Settled():
-                args, kwargs, _ = self._arguments(trial, self.arrays(trial.afterwards, nudge))
+                args, kwargs, followed = self._arguments(trial, self.arrays(trial.afterwards, nudge))
                 after = _tensors(model(*args, **kwargs))
+                sums = [x.sum() for x in after.values() if x.requires_grad]
+                if sums and followed:  # of a second call, in which a module that counts its calls does something else
+                    slopes = torch.autograd.grad(sums, list(followed.values()), allow_unused=True)
+                    named = zip(followed, slopes, strict=True)
+                    evidence.gradients |= {f"input {name}{AFTERWARDS}": _array(x) for name, x in named if x is not None}
             evidence.results |= {f"{name}{AFTERWARDS}": _array(x) for name, x in after.items()}
         return evidence, results
 
