@@ -422,13 +422,13 @@ def check(
             raise ValueError(f"--example must be a shape such as 1x3x224x224, got {text!r}")
     shapes = [tuple(map(int, text.split("x"))) for text in example or []]
 
-    from ..application.job.models import built, is_known, network
+    from ..application.job.models import built
     from ..application.report.page import Table
     from ..qat.dry_run import HEADER, explain
     from ..qat.train.core.frameworks import framework_of
 
     shape = shapes[0][1:] if shapes else ()
-    original, variables = (network(model, shape, classes), None) if is_known(model) else built(model, shape, classes)
+    original, variables = built(model, shape, classes)
     inputs: list[Any] = [np.zeros(shape, np.float32) for shape in shapes]
     if framework_of(original) == "torch":
         import torch

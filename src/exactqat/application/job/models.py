@@ -9,7 +9,6 @@ padding. The last layer is always called ``classifier``.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import inspect
 import math
@@ -17,6 +16,7 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,15 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-# Packages whose models are used if they are named.
-LIBRARIES = ("timm", "torchvision")
+# Packages whose models are used if they are named, and how each builds one, without its weights.
+LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {
+    "timm": lambda name, shape, classes: import_module("timm").create_model(
+        name, in_chans=shape[0], num_classes=classes
+    ),
+    "torchvision": lambda name, shape, classes: import_module("torchvision.models").get_model(
+        name, num_classes=classes
+    ),
+}
 
 
 def is_known(name: str) -> bool:
@@ -192,18 +199,27 @@ def imported(name: str, what: str = "model", must: str = "model must be 'package
         # the libraries must not be found there.
         sys.path.append("")
     try:
-        return functools.reduce(getattr, names.split("."), importlib.import_module(module))
+        return functools.reduce(getattr, names.split("."), import_module(module))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{what} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
-    """A model and its variables, None if it holds them itself: by the name of a model, or of a class or function that
-    makes one, from the shape of an input without the batch and the number of classes, or from nothing."""
-    model = imported(name)
-    if inspect.isclass(model) or inspect.isfunction(model):
+    """An untrained model and its variables, None if it holds them itself: one of NETWORKS, a model of one of LIBRARIES
+    such as ``"timm/mobilenetv3_small_100"``, or ``"package.module:name"`` of a model, or of a class or function that
+    makes one, from the shape of an input without the batch and the number of classes, or from nothing. That runs the
+    module: a name from a file has to go through `named_in` first."""
+    check_name(name)
+    package, _, architecture = name.partition("/")
+    if package in LIBRARIES:
+        model: Any = functools.partial(LIBRARIES[package], architecture)
+    else:
+        model = NETWORKS.get(name) or imported(name)
+    if inspect.isclass(model) or inspect.isfunction(model) or package in LIBRARIES:
         needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
         takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+        if takes and not shape:
+            raise ValueError(f"model {name!r} is built for the shape of an input: --example SHAPE gives it")
         arguments = (tuple(shape), classes) if takes else ()
         try:
             model = model(*arguments)
@@ -215,24 +231,7 @@ def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """An untrained network for inputs of a shape: one of NETWORKS, a model of one of LIBRARIES such as
-    ``"timm/mobilenetv3_small_100"``, or ``"package.module:function"``, see `built`. That runs the function: a name from
-    a file has to go through `named_in` first."""
-    check_name(name)
-    if name in NETWORKS:
-        return NETWORKS[name](tuple(shape), classes)
-    if is_known(name):
-        package, _, architecture = name.partition("/")
-        try:
-            if package == "torchvision":
-                from torchvision.models import get_model
-
-                return get_model(architecture, weights=None, num_classes=classes)
-            from timm import create_model
-
-            return create_model(architecture, pretrained=False, in_chans=shape[0], num_classes=classes)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises for a name or a shape
-            raise ValueError(f"model {name} cannot be built: {type(error).__name__}: {error}") from error
+    """The model that `built` makes, if it is one of PyTorch."""
     model, _ = built(name, shape, classes)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
