@@ -331,7 +331,7 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
             if stop and steps > 1:
                 raise KeyboardInterrupt
 
-        manner, progress = training.Manner(batch_size=32), Progress(advance=on_step)
+        manner, progress = training.Manner(Settings(path, batch_size=32)), Progress(advance=on_step)
         training.train(model, groups, split, split, 3, "test", path, manner, resume=resume, progress=progress)
 
     with pytest.raises(KeyboardInterrupt):

@@ -170,8 +170,9 @@ def train(dataset: data.Dataset, path: Path, quantized: bool, on_step: Callable[
         ]
         model = prepared
     training.train(
-        model, groups, dataset.train, dataset.validation, 3, "test", path, training.Manner(batch_size=16),
-        2 if quantized else None, resume=resume, progress=Progress(advance=on_step),
+        model, groups, dataset.train, dataset.validation, 3, "test", path,
+        training.Manner(Settings(path, batch_size=16)), 2 if quantized else None, resume=resume,
+        progress=Progress(advance=on_step),
     )  # fmt: skip
     return model
 

@@ -213,7 +213,8 @@ def test_balanced_classes_count_the_same(dataset: data.Dataset) -> None:
     assert float(found[labels].mean()) == pytest.approx(1)
     outputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.cross_entropy(outputs, labels, found, reduction="sum")
-    loss = training.loss_of(outputs, labels, few.train.images[:10], training.Manner(class_weights=found))
+    how = training.Manner(Settings(Path("x")), class_weights=found)
+    loss = training.loss_of(outputs, labels, few.train.images[:10], how)
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -236,13 +237,17 @@ def test_splits_have_their_shares_and_seeds(tmp_path: Path) -> None:
         data.load(str(tmp_path / "parts.npz"), split="60/20/20:0")
 
 
+def manner(**given: Any) -> training.Manner:
+    return training.Manner(Settings(Path("x"), batch_size=16, **given))
+
+
 def trained(dataset: data.Dataset, path: Path, how: training.Manner, epochs: int, **given: Any) -> tuple[Any, History]:
     torch.manual_seed(0)
     model = models.new_model("small_mobilenet", (1, 8, 8), 3)
     groups = [{"params": list(model.parameters()), "lr": 1e-3}]
     progress = Progress(advance=given.pop("on_step", lambda steps: None), skip=given.pop("on_skip", lambda steps: None))
     history = training.train(
-        model, groups, dataset.train, dataset.validation, epochs, "test", path, replace(how, batch_size=16),
+        model, groups, dataset.train, dataset.validation, epochs, "test", path, how,
         progress=progress, **given,
     )  # fmt: skip
     return model, history
@@ -252,7 +257,7 @@ def trained(dataset: data.Dataset, path: Path, how: training.Manner, epochs: int
 def test_a_training_of_any_manner_goes_on_with_the_same_bits(
     optimizer: str, dataset: data.Dataset, tmp_path: Path
 ) -> None:
-    how = training.Manner(optimizer, "warm-up", ("shift", "noise", "erase"))
+    how = manner(optimizer=optimizer, schedule="warm-up", augment=("shift", "noise", "erase"))
     whole, history = trained(dataset, tmp_path / "whole.pt", how, 3)
     steps = training.steps_per_epoch(dataset.train, 16)
     factors = [training.learning_rate_factor("warm-up", epoch * steps, 3 * steps) for epoch in range(3)]
@@ -281,7 +286,7 @@ def test_a_training_of_any_manner_goes_on_with_the_same_bits(
 def test_a_training_ends_early_and_stays_ended(dataset: data.Dataset, tmp_path: Path) -> None:
     # So large a rate that the validation loss rises at once.
     path, steps = tmp_path / "state.pt", training.steps_per_epoch(dataset.train, 16)
-    how, skipped = training.Manner(patience=2), list[int]()
+    how, skipped = manner(early_stopping=2), list[int]()
     torch.manual_seed(0)
     losses = iter([1.0, 0.5, 0.7, 0.6, 0.1])
     with pytest.MonkeyPatch.context() as patch:
@@ -303,18 +308,18 @@ def test_only_frozen_epochs_end_a_quantized_training() -> None:
 
 @pytest.mark.slow
 def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, tmp_path: Path) -> None:
-    teacher, _ = trained(dataset, tmp_path / "teacher.pt", training.Manner(), 2)
+    teacher, _ = trained(dataset, tmp_path / "teacher.pt", manner(), 2)
     teacher.eval()
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     images, labels = dataset.train.images[:8], dataset.train.labels[:8]
     outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     distillation = qat.Distillation(qat.prepare(teacher, images, keep_final_activation=False), teacher, (), 2.0)
-    how = training.Manner(teacher=distillation, share=0.25)
+    how = replace(manner(distill=0.25), teacher=distillation)
     expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
     expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")
     assert float(training.loss_of(outputs, labels, images, how)) == pytest.approx(float(expected.detach()), rel=1e-6)
     other, _ = trained(dataset, tmp_path / "taught.pt", how, 2)
-    plain, _ = trained(dataset, tmp_path / "plain.pt", training.Manner(), 2)
+    plain, _ = trained(dataset, tmp_path / "plain.pt", manner(), 2)
     assert not torch.equal(other.classifier.weight, plain.classifier.weight)
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
 
@@ -366,8 +371,8 @@ def test_mixed_precision_is_for_float_training_alone(
     train = training.train
 
     def watched(*given: Any, **options: Any) -> Any:
-        manner = next(value for value in (*given, *options.values()) if isinstance(value, training.Manner))
-        seen.setdefault(given[5], set()).add(manner.mixed_precision)
+        how = next(value for value in (*given, *options.values()) if isinstance(value, training.Manner))
+        seen.setdefault(given[5], set()).add(how.settings.mixed_precision)
         return train(*given, **options)
 
     monkeypatch.setattr(training, "train", watched)
@@ -376,8 +381,8 @@ def test_mixed_precision_is_for_float_training_alone(
     assert seen == {"float training": {True}, "W4A4 QAT, learned ranges": {False}}
     assert results.simulation.differing == results.training.differing == 0
     monkeypatch.undo()
-    plain, _ = trained(dataset, tmp_path / "plain.pt", training.Manner(), 1)
-    mixed, _ = trained(dataset, tmp_path / "mixed.pt", training.Manner(mixed_precision=True), 1)
+    plain, _ = trained(dataset, tmp_path / "plain.pt", manner(), 1)
+    mixed, _ = trained(dataset, tmp_path / "mixed.pt", manner(mixed_precision=True), 1)
     assert not torch.equal(plain.classifier.weight, mixed.classifier.weight)
     assert mixed.classifier.weight.dtype == torch.float32
 

@@ -32,6 +32,7 @@ from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.application.job import data, models, processes, training  # noqa: E402
+from exactqat.application.job.settings import Settings  # noqa: E402
 from exactqat.qat.distributed import synchronized  # noqa: E402
 
 COUNT = 2
@@ -135,8 +136,8 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
     if epochs == 0:
         return dict(model.state_dict()), training.History()
     history = training.train(
-        model, groups, source.train, source.validation, 2, kind, path / f"{kind}.pt", training.Manner(batch_size=5),
-        freeze_at=1 if kind in QUANTIZED else None, processes=together,
+        model, groups, source.train, source.validation, 2, kind, path / f"{kind}.pt",
+        training.Manner(Settings(path, batch_size=5)), freeze_at=1 if kind in QUANTIZED else None, processes=together,
     )  # fmt: skip
     return {name: entry for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}, history
 

@@ -271,7 +271,7 @@ class Job:
         if len(history.loss) < epochs:
             self.progress.say(
                 f"{title}: ended after epoch {len(history.loss)} of {epochs}, as the validation loss has not fallen "
-                f"for {manner.patience}"
+                f"for {self.settings.early_stopping}"
             )
         return history
 
@@ -287,7 +287,7 @@ class Job:
         if self.processes.writes:
             description = describe_network(settings, dataset) | {"state": model.state_dict()}
             checkpoints.save_checkpoint(settings.out / "float" / "checkpoint.pt", description)
-            validation = training.accuracy(model, dataset.validation)
+            validation, _ = training.accuracy_and_loss(model, dataset.validation, self.manner)
             answers = training.predictions(model, dataset.test).numpy()
             test = float((answers == dataset.test.labels.numpy()).mean())
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -308,11 +308,10 @@ class Job:
             epochs, usual = settings.epochs_of(bits), training.QAT_RATE if min(bits) < 8 else training.FINE_TUNING_RATE
             rate = training.rate_of(settings, settings.lr_qat, usual)
             groups = qat.parameter_groups(model, rate, settings.lr_ranges or training.RANGE_RATE)
+            share, temperature = settings.distilled
+            teacher = qat.Distillation(model, float_model, (), temperature) if share else None
             # In float32, the numbers of the device.
-            manner = replace(self.manner, mixed_precision=False)
-            if settings.distill is not None:
-                share, temperature = map(float, settings.distill.split(":"))
-                manner = replace(manner, teacher=qat.Distillation(model, float_model, (), temperature), share=share)
+            manner = replace(self.manner, settings=replace(settings, mixed_precision=False), teacher=teacher)
             freeze_at = epochs - max(1, round(epochs * training.FROZEN_SHARE))
             history = self.train(model, groups, epochs, title, f"{precision}-{method.name}", manner, freeze_at)
             return model, rules, history
@@ -330,7 +329,7 @@ class Job:
         """One row of the report: writes the network, runs it on all test images and compares all integers."""
         dataset, graph = self.dataset, lower(model)
         accuracy, loss = training.accuracy_and_loss(model, dataset.validation, self.manner)
-        test = training.accuracy(model, dataset.test)
+        test, _ = training.accuracy_and_loss(model, dataset.test, self.manner)
         self.progress.begin(f"{precision.upper()} on the runtime, every integer compared")
         content = tflite_bytes(graph, f"{precision} {method.name}")
         with tempfile.TemporaryDirectory() as scratch:

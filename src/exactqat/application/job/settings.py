@@ -351,6 +351,12 @@ class Settings:
         return max(1, round(self.epochs_qat * (FINE_TUNING_SHARE if min(bits) >= 8 else 1)))
 
     @property
+    def distilled(self) -> tuple[float, float]:
+        """The float network's share of the loss, 0 without `distill`, and the temperature."""
+        share, temperature = (self.distill or f"0:{TEMPERATURE}").split(":")
+        return float(share), float(temperature)
+
+    @property
     def methods(self) -> tuple[Method, ...]:
         """How each precision is quantized, in this order."""
         return (*METHODS, SEARCHED) if self.ptq else METHODS

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ... import qat
 from ...kit.planning.plans import SMALLEST_WIDTH
@@ -78,23 +79,13 @@ class Manner:
     Attributes:
         limits: the smallest and the largest value of an image.
         class_weights: float32 [classes]; None: all count the same.
-        patience: epochs without a lower validation loss after which training ends; None: it does not end early.
-        teacher: the float network, whose answers are this share of the loss; None: only the labels count.
-        mixed_precision: bfloat16 where PyTorch's autocast has it.
-        batch_size: over all processes.
+        teacher: the float network, whose answers are a share of the loss; None: only the labels count.
     """
 
-    optimizer: str = "adam"
-    schedule: str = "cosine"
-    augment: tuple[str, ...] = ("shift",)
+    settings: Settings
     limits: tuple[float, float] = (0.0, 1.0)
     class_weights: Tensor | None = None
-    patience: int | None = None
     teacher: qat.Distillation | None = None
-    share: float = 0.0
-    mixed_precision: bool = False
-    batch_size: int = 64
-    seed: int = 0
 
 
 def manner_of(settings: Settings, dataset: Dataset) -> Manner:
@@ -105,10 +96,7 @@ def manner_of(settings: Settings, dataset: Dataset) -> Manner:
         weights = 1 / counts.clamp(min=1)
         # Their mean over the training images is 1.
         weights = (weights * counts.sum() / (weights * counts).sum()).float()
-    return Manner(
-        settings.optimizer, settings.schedule, settings.augment, dataset.value_range, weights, settings.early_stopping,
-        mixed_precision=settings.mixed_precision, batch_size=settings.batch_size, seed=settings.seed,
-    )  # fmt: skip
+    return Manner(settings, dataset.value_range, weights)
 
 
 def rate_of(settings: Settings, chosen: float | None, usual: float) -> float:
@@ -139,23 +127,15 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
         losses = losses * manner.class_weights.to(outputs.device)[labels]
     if manner.teacher is None:
         return losses.sum()
-    return (1 - manner.share) * losses.sum() + manner.share * manner.teacher(outputs, images, "sum")
-
-
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A state dict of any depth with all tensors changed: on the CPU they can be read on any machine."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _each(entry, change) for key, entry in value.items()}
-    return [_each(entry, change) for entry in value] if isinstance(value, list) else value
+    share, _ = manner.settings.distilled
+    return (1 - share) * losses.sum() + share * manner.teacher(outputs, images, "sum")
 
 
 def batches(split: Split, manner: Manner, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of shuffled, augmented batches; a last batch of one image would have no variance and is left out."""
-    for chosen in torch.randperm(len(split), generator=generator).split(manner.batch_size):
+    for chosen in torch.randperm(len(split), generator=generator).split(manner.settings.batch_size):
         if len(chosen) > 1:
-            images = augmented(split.images[chosen], manner.augment, generator, manner.limits)
+            images = augmented(split.images[chosen], manner.settings.augment, generator, manner.limits)
             yield images, split.labels[chosen]
 
 
@@ -170,11 +150,6 @@ def predictions(model: nn.Module, split: Split) -> Tensor:
     """The most likely class of every image, [n]."""
     model.eval()
     return torch.cat([model(images).argmax(1) for images in split.images.split(EVALUATION_BATCH)])
-
-
-def accuracy(model: nn.Module, split: Split) -> float:
-    """Share of images classified correctly, 0..1."""
-    return (predictions(model, split) == split.labels).double().mean().item()
 
 
 @torch.no_grad()
@@ -229,17 +204,17 @@ def train(
         accelerator: where the network trains. Images are drawn and augmented on the CPU: they are the same everywhere.
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
     """
-    progress = progress or Progress()
+    progress, settings = progress or Progress(), manner.settings
     model.to(accelerator)
     if manner.teacher is not None:
         manner.teacher.to(accelerator)
-    generator = torch.Generator().manual_seed(manner.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     optimizer: torch.optim.Optimizer
-    if manner.optimizer == "sgd":
+    if settings.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
     else:
-        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[manner.optimizer](groups)
-    rates, steps = [group["lr"] for group in groups], steps_per_epoch(training, manner.batch_size)
+        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](groups)
+    rates, steps = [group["lr"] for group in groups], steps_per_epoch(training, settings.batch_size)
     history, first_epoch, best_loss, best_state = History(frozen_from=freeze_at), 0, math.inf, Record()
     state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
     if state is not None:
@@ -250,7 +225,7 @@ def train(
         if state["stopped"]:
             first_epoch = epochs
         if first_epoch < epochs:
-            _continue(state, state_path, model, optimizer, MOMENTS[manner.optimizer], generator)
+            _continue(state, state_path, model, optimizer, MOMENTS[settings.optimizer], generator)
     with processes.synchronized(model):
         replica = processes.replica(model) if first_epoch < epochs else model
         called: nn.Module | None = None
@@ -266,12 +241,12 @@ def train(
                 replica, called = processes.replica(model), None
             # For layers that draw random numbers, such as dropout: different in each process, and the same again after
             # a resume.
-            seeds = np.random.SeedSequence([manner.seed, epoch, processes.rank])
+            seeds = np.random.SeedSequence([settings.seed, epoch, processes.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
             replica.train()
             losses: list[float] = []
             for step, (images, labels) in enumerate(batches(training, manner, generator), epoch * steps):
-                factor = learning_rate_factor(manner.schedule, step, epochs * steps)
+                factor = learning_rate_factor(settings.schedule, step, epochs * steps)
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * factor
                 mine = processes.share(torch.arange(len(labels)))
@@ -280,9 +255,9 @@ def train(
                 shown, truth = images[mine].to(accelerator), labels[mine].to(accelerator)
                 if called is None:
                     called = _in_graphs(replica, shown)
-                with torch.autocast(accelerator.type, torch.bfloat16, enabled=manner.mixed_precision):
+                with torch.autocast(accelerator.type, torch.bfloat16, enabled=settings.mixed_precision):
                     outputs = called(shown)
-                summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
+                summed = loss_of(outputs.float() if settings.mixed_precision else outputs, truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
                 losses.append(processes.sums([summed.item()])[0] / len(labels))
                 if not math.isfinite(losses[-1]):
@@ -301,13 +276,13 @@ def train(
             history.loss.append(sum(losses) / len(losses))
             history.validation_accuracy.append(validation_accuracy)
             history.validation_loss.append(validation_loss)
-            first_factor = learning_rate_factor(manner.schedule, epoch * steps, max(1, epochs * steps))
+            first_factor = learning_rate_factor(settings.schedule, epoch * steps, max(1, epochs * steps))
             history.learning_rate.append(rates[0] * first_factor)
             # The loss, not the accuracy, picks the best state: on a few hundred images it depends far less on luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
-                best_state = _each(model.state_dict(), torch.clone)
-            stopped = epoch + 1 < epochs and _stops(history, manner.patience)
+                best_state = tree_map_only(Tensor, torch.clone, dict(model.state_dict()))
+            stopped = epoch + 1 < epochs and _stops(history, settings.early_stopping)
             if processes.writes:
                 checkpoint = {
                     "format": checkpoints.CHECKPOINT_FORMAT,
@@ -321,11 +296,12 @@ def train(
                 }
                 if not stopped and epoch + 1 < epochs:
                     checkpoint |= {
-                        "model": model.state_dict(),
+                        "model": dict(model.state_dict()),
                         "moments": optimizer.state_dict()["state"],
                         "generator": generator.get_state(),
                     }
-                checkpoints.save_checkpoint(state_path, _each(checkpoint, Tensor.cpu))
+                # On the CPU they can be read on any machine.
+                checkpoints.save_checkpoint(state_path, tree_map_only(Tensor, Tensor.cpu, checkpoint))
             on_epoch(history)
             if stopped:
                 progress.skip((epochs - epoch - 1) * steps)
