@@ -87,7 +87,7 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, Results], call:
         r"computes something other than was trained: ([\d,]+) of 3,590 integers of the outputs", output
     )
     assert re.search(
-        r"accuracy on 359 test images \d+\.\d%, in training \d+\.\d%, (\d+ of 359 answers|no answer)", output
+        r"accuracy on 359 test examples \d+\.\d%, in training \d+\.\d%, (\d+ of 359 answers|no answer)", output
     )
     assert f"It was trained for {FORMER}, and not for {NOW}" in output
     assert f"--weights {out}/float/checkpoint.pt --epochs-float 0 --device {NOW} --out {out}-{NOW}\n" in output

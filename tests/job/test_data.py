@@ -224,7 +224,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         ValueError, match=r"/here/cats must contain at least two classes, but contains only class 'cat'"
     ):
         data.load(str(folder(tmp_path / "here" / "cats", ("cat",))))
-    with pytest.raises(ValueError, match=r"/here/few: class 'cat' has 2 images to divide, at least 3 are needed"):
+    with pytest.raises(ValueError, match=r"/here/few: class 'cat' has 2 examples to divide, at least 3 are needed"):
         data.load(str(folder(tmp_path / "here" / "few", count=2)))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must contain one folder of images per class, but contains no folder"):
@@ -315,7 +315,7 @@ def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
     dataset = data.load(saved(tmp_path, x=x, y=y))
     assert sum(map(len, parts(dataset))) == 10
     assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
-        "image 3: contains NaN or infinity",
+        "example 3: contains NaN or infinity",
         "image 7: contains NaN or infinity",
     ]
 

@@ -332,7 +332,7 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
     with pytest.raises(ValueError, match=re.escape(expected)):
         store.start(several, dataset, resume=True)
     images = data.Split(dataset.train.images[:].flip(0), dataset.train.labels)
-    with pytest.raises(ValueError, match="the images in --data digits differ from those the job in"):
+    with pytest.raises(ValueError, match="the images in digits differ from those the job in"):
         store.start(settings, replace(dataset, train=images), resume=True)
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(ValueError, match=r"job\.json has no field 'settings'"):

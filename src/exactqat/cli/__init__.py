@@ -14,7 +14,7 @@ INSTALL = "pip install 'exactqat[job]'"
 def main() -> None:
     """Entry point of the `exactqat` command."""
     open_streams()
-    if sys.argv[1:] == ["--version"]:  # answered without importing what the commands need
+    if sys.argv[1:2] == ["--version"]:  # answered without importing what the commands need
         from exactqat import __version__
 
         print(f"exactqat {__version__}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,8 +181,8 @@ def tune(
     if flags and plan is None:
         raise ValueError(f"--{flags[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
     for option, file in {"--picture": picture, "--plan": plan, "--search": search}.items():
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent}"
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent} to write in"
             raise ValueError(f"{option} {file}: {why}")
     judge = metric_named(metric)
     deciding = "--plan" if plan is not None else "--search" if search is not None else ""

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from . import INSTALL, accuracy, commands  # noqa: F401  they register what they define
+from . import accuracy, commands  # noqa: F401  they register what they define
 from .options import COMMANDS, Command
 from .terminal import columns, console_of, is_terminal, say
 
@@ -40,20 +40,9 @@ def command_line() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
 
-    def show_version(asked: bool) -> None:
-        if asked:
-            from exactqat import __version__
-
-            typer.echo(f"exactqat {__version__}")
-            raise typer.Exit
-
     @application.callback()
-    def program(
-        version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ) -> None:
-        pass
+    def program(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+        pass  # main shows it
 
     for name in ORDER:
         command = COMMANDS[name]
@@ -77,10 +66,8 @@ def answered(command: Command) -> Callable[..., None]:
     def run(*arguments: object, **options: object) -> None:
         try:
             answer = command.function(*arguments, **options)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("exactqat"):
-                raise
-            fail("error:", f" {error.name} is not installed. Install it with: {INSTALL}")
+        except ModuleNotFoundError:
+            raise
         except KeyboardInterrupt:
             fail("stopped", " by the keyboard; continue training with --resume", 130)
         except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:

@@ -112,7 +112,7 @@ def from_arrays(
     for part, (x, y) in pairs.items():
         place = f"{where or name}, {part or 'x and y'}"
         if y.shape != (len(x) if x.ndim else 0,):
-            raise ValueError(f"{place}: y must have one label for each of {len(x)} images, got shape {list(y.shape)}")
+            raise ValueError(f"{place}: y must have one label for each of {len(x)} examples, got shape {list(y.shape)}")
         if y.dtype.kind not in "biuU":
             raise ValueError(f"{place}: y must contain integers or strings, got dtype {y.dtype}")
         rows = _channels_last(x, place)
@@ -124,7 +124,7 @@ def from_arrays(
                 block = block[finite[start : start + AT_ONCE]]
             scale = scale_of(block.dtype)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
-        skipped += [f"{place}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
+        skipped += [f"{place}, example {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (Images(rows, np.nonzero(finite)[0], image_size), y[finite])
     # 0..1 if the images keep to it, otherwise their extremes with zero.
     limits = (0.0, 1.0) if low == 0 and high <= 1 else (float(np.float32(low)), float(np.float32(high)))
@@ -272,7 +272,7 @@ def _dataset(
         raise ValueError(f"{where} must contain at least two classes, but contains {only}")
     shapes = {part: tuple(images.shape[1:]) for part, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"{where}: the parts differ in the shape of their images: {shapes}")
+        raise ValueError(f"{where}: the parts differ in the shape of their examples: {shapes}")
     splits = {}
     for part, (images, y) in parts.items():
         strangers = np.setdiff1d(y, labels)
@@ -308,7 +308,7 @@ def _divided(
         members = generator.permutation(np.nonzero(labels == code)[0])
         if len(members) < least:
             raise ValueError(
-                f"{where}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
+                f"{where}: class '{class_name}' has {len(members)} examples to divide, at least {least} are needed"
             )
         # Something has to remain for the other parts.
         chosen.append(members[: min(len(members) - least + 1, max(1, round(share * len(members))))])

@@ -78,7 +78,7 @@ def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
     try:
         prepared = qat.prepare(model, dataset.train.images[:2], keep_final_activation=False)
     except RuntimeError as error:
-        raise ValueError(f"model {settings.model} does not fit images of shape {list(shape)}: {error}") from error
+        raise ValueError(f"model {settings.model} does not fit {dataset.noun}s {list(shape)}: {error}") from error
     if settings.rules is not None:
         (bits,) = settings.precisions.values()
         try:

@@ -138,11 +138,10 @@ class Beside:
 
     def accuracies(self) -> str:
         """A clause on the answers."""
-        images, changed = len(self.labels), self.answers_differing
-        return (
-            f"accuracy on {images:,} test images {self.device_accuracy:.1%}, in training {self.trained_accuracy:.1%}, "
-            + (f"{changed:,} of {images:,} answers change" if changed else "no answer changes")
-        )
+        count, changed = f"{len(self.labels):,}", self.answers_differing
+        changes = f"{changed:,} of {count} answers change" if changed else "no answer changes"
+        accuracy = f"{self.device_accuracy:.1%}, in training {self.trained_accuracy:.1%}"
+        return f"accuracy on {count} test examples {accuracy}, {changes}"
 
     def stored(self) -> dict[str, Any]:
         """For metrics.json."""

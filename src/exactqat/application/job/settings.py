@@ -146,11 +146,7 @@ def split(value: object) -> str:
     matched = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})(?::([0-9]{1,9}))?", str(value), re.ASCII)
     parts = [] if matched is None else [int(part or 0) for part in matched.groups()]
     if not parts or not all(parts[:3]):
-        refuse(
-            "three parts above 0 of training, validation and test, such as 70/15/15, and if you like a seed as in "
-            "70/15/15:1",
-            value,
-        )
+        refuse("three parts above 0 of training, validation and test, such as 70/15/15, or 70/15/15:1 with seed", value)
     return "/".join(map(str, parts[:3])) + f":{parts[3]}"
 
 

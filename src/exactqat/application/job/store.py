@@ -64,7 +64,7 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit |
                 f"{option} {option_value(value)}"
             )
     if before_fingerprint != fingerprint:
-        raise ValueError(f"the images in --data {settings.data} differ from those the job in {out} started with")
+        raise ValueError(f"the {settings.noun}s in {settings.data} differ from those the job in {out} started with")
     if fit is not None and before_fit is not None and fit.digest != before_fit.digest:
         raise ValueError(f"--weights {settings.weights} is not the file the job in {out} started from")
     for half in out.rglob(f"{files.HALF}*"):

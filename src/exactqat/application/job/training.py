@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +161,10 @@ def accuracy_and_loss(
     right = loss = 0.0
     device = next(model.parameters()).device
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
-        logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
+        images, labels = split.images[chosen].to(device), split.labels[chosen].to(device)
+        logits = model(images)
         right += (logits.argmax(1) == labels).sum().item()
-        losses = F.cross_entropy(logits.double(), labels, reduction="none")
-        if manner.class_weights is not None:
-            losses = losses * manner.class_weights.to(device)[labels]
-        loss += losses.sum().item()
+        loss += loss_of(logits.double(), labels, images, replace(manner, teacher=None)).item()
     right, loss = processes.sums([right, loss])
     return right / len(split), loss / len(split)
 

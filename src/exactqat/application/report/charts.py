@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from ...kit.display import shortened
 from ..job.results import Outcome, Results
 from . import findings
-from .page import DARK, INK, LINE, NOTE, escape, variable
+from .page import DARK, INK, LINE, NOTE, escape
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
@@ -87,7 +87,7 @@ def svg(figure: Figure, caption: str) -> Markup:
         count=1,
     )
     for color in DARK:
-        drawn = drawn.replace(color, variable(color))
+        drawn = drawn.replace(color, f"var(--c{color[1:]})")  # of the page's styles
     return Markup(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
 
 

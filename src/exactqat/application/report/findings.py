@@ -111,8 +111,12 @@ def mistakes(results: Results) -> Record:
 
 def beside_float(results: Results, outcome: Outcome) -> Paired:
     """A network's answers to the test images, on the device, compared with the float network's, image by image."""
+    return _beside(results, outcome, results.float_predictions)
+
+
+def _beside(results: Results, outcome: Outcome, answers: np.ndarray) -> Paired:
     labels = results.dataset.test.labels.numpy()
-    return paired(outcome.device_predictions == labels, results.float_predictions == labels)
+    return paired(outcome.device_predictions == labels, answers == labels)
 
 
 def recommended(results: Results) -> Outcome:
@@ -128,18 +132,15 @@ def recommended(results: Results) -> Outcome:
     ]
 
     def size(outcome: Outcome) -> tuple[float, float, int]:
-        """Infinite where it was not measured."""
-        arena = None if outcome.footprint is None else outcome.footprint.arena_bytes
-        bits = sum(results.settings.precisions[outcome.precision])
-        return outcome.file_bytes, math.inf if arena is None else arena, bits
+        arena = getattr(outcome.footprint, "arena_bytes", None) or math.inf  # where it was not measured
+        return outcome.file_bytes, arena, sum(results.settings.precisions[outcome.precision])
 
     return min(enough, key=size)
 
 
 def _significantly_worse(results: Results, outcome: Outcome, other: Outcome) -> bool:
     """Whether a network is worse than another on the device by more than chance, on the test images."""
-    labels = results.dataset.test.labels.numpy()
-    pair = paired(outcome.device_predictions == labels, other.device_predictions == labels)
+    pair = _beside(results, outcome, other.device_predictions)
     return pair.difference < 0 and not pair.may_be_luck
 
 
@@ -161,12 +162,11 @@ def recommendation(results: Results) -> str:
         without = f", {rival.method.title} {rival.device_accuracy:.1%}"
         if not _significantly_worse(results, rival, outcome):
             bits = results.settings.precisions[outcome.precision][0]
-            plain = f" {bits}-bit PTQ is enough here: training gains nothing that these test images show."
+            plain = f" {bits}-bit PTQ is enough here: training gains nothing that this test shows."
     return (
-        f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: {outcome.device_accuracy:.1%} of the "
-        f"test images are right on the device (float network {results.float_test_accuracy:.1%}{without}).{plain} It "
-        f"was trained for {device} ({PROFILES[device].title}), the device that --device names; others may compute "
-        "other integers."
+        f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: an accuracy of "
+        f"{outcome.device_accuracy:.1%} on the device (float network {results.float_test_accuracy:.1%}{without})."
+        f"{plain} It was trained for {device} ({PROFILES[device].title}); other devices may compute other integers."
     )
 
 

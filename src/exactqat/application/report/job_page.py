@@ -38,9 +38,6 @@ def written(results: Results) -> str:
     """The page."""
     best = results.delivered
     footprints = [outcome.footprint for outcome in best if outcome.footprint is not None]
-    of_weights, of_activations = (
-        sorted(set(bits), reverse=True) for bits in zip(*results.settings.widths, strict=True)
-    )
     return render(
         "job.html",
         title=f"exactqat: {results.dataset.name}",
@@ -54,11 +51,6 @@ def written(results: Results) -> str:
         charts=charts,
         sizes=charts.sizes(results),
         guess=findings.chance(results.dataset.test),
-        rounding=[outcome.report for outcome in results.outcomes if outcome.method.trained],
-        weight_bits=_listed(of_weights),
-        weight_codes=_listed(2**bits - 1 for bits in of_weights),
-        activation_bits=_listed(of_activations),
-        activation_codes=_listed(2**bits for bits in of_activations),
         fit=[shortened(text, 4 * WRITTEN_LENGTH) for text in (results.fit.sentences if results.fit else ())],
         result_table=result_table(results),
         width_table=width_table(results),
@@ -81,12 +73,6 @@ def written(results: Results) -> str:
         layers=[(o.precision.upper(), len(o.graph.operators), _layer_table(o)) for o in best],
         shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
     )
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    """As in a sentence."""
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def result_table(results: Results) -> Table:
@@ -116,18 +102,14 @@ def result_table(results: Results) -> Table:
 
 
 def width_table(results: Results) -> Table:
-    header = (
-        "network", "in PyTorch", "on the device", "points to float", "difference", "packed bytes", "file bytes",
-        "compressed",
-    )  # fmt: skip
+    header = ("network", "in PyTorch", "on the device", "packed bytes", "file bytes", "compressed")
     table = Table("The delivered networks: accuracy, and bytes on the device", header, 1)
     packed = f"{results.float_bytes:,}"
-    table.add("float32", f"{results.float_test_accuracy:.1%}", "–", "–", "–", packed, "–", "–")
+    table.add("float32", f"{results.float_test_accuracy:.1%}", "–", packed, "–", "–")
     for outcome in results.delivered:
-        pair, sizes = findings.beside_float(results, outcome), (outcome.file_bytes, outcome.compressed_bytes)
-        accuracies = f"{outcome.test_accuracy:.1%}", f"{outcome.device_accuracy:.1%}"
-        size_texts = (f"{size:,}" for size in (findings.packed_bytes(outcome), *sizes))
-        table.add(outcome.precision.upper(), *accuracies, pair.points(), pair.verdict(), *size_texts)
+        accuracies = (f"{accuracy:.1%}" for accuracy in (outcome.test_accuracy, outcome.device_accuracy))
+        sizes = findings.packed_bytes(outcome), outcome.file_bytes, outcome.compressed_bytes
+        table.add(outcome.precision.upper(), *accuracies, *(f"{size:,}" for size in sizes))
     return table
 
 

@@ -98,7 +98,7 @@ def _network(results: Results, outcome: Outcome) -> Record:
 
 def _width(results: Results, outcome: Outcome) -> Record:
     """A delivered network by its size and accuracy."""
-    bits, report = results.settings.precisions[outcome.precision], outcome.report
+    bits = results.settings.precisions[outcome.precision]
     return {
         "network": outcome.precision,
         "method": outcome.method.title,
@@ -111,12 +111,6 @@ def _width(results: Results, outcome: Outcome) -> Record:
         "file_bytes": outcome.file_bytes,
         "compressed_file_bytes": outcome.compressed_bytes,
         "flash_bytes": None if outcome.footprint is None else outcome.footprint.flash_bytes,
-        "differing": report.differing,
-        "compared": report.values,
-        "training_differing": report.training_differing,
-        "training_compared": report.training_values,
-        "paired": asdict(findings.beside_float(results, outcome)),
-        "delivered": True,
     }
 
 
@@ -125,7 +119,7 @@ def _widths(results: Results) -> list[Record]:
     rows = [_width(results, outcome) for outcome in results.delivered]
     of_float = {"network": "float32", "method": "float training", "weight_bits": 32, "activation_bits": 32, "lost": 0.0}
     of_float |= {"pytorch_accuracy": results.float_test_accuracy, "packed_parameter_bytes": results.float_bytes}
-    return [dict.fromkeys(rows[0]) | of_float | {"delivered": False}, *rows]
+    return [dict.fromkeys(rows[0]) | of_float, *rows]
 
 
 def write_metrics(results: Results) -> Path:

@@ -36,11 +36,6 @@ INK, NOTE, LINE, BACKGROUND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:
 TICK, CROSS = "✓", "✗"
 
 
-def variable(color: str) -> str:
-    """The variable for a color in the page's styles."""
-    return f"var(--c{color[1:]})"
-
-
 def escape(text: object) -> str:
     """Names chosen by others, as text of the page and of its attributes."""
     return html.escape(printable(text))
