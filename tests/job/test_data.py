@@ -316,7 +316,7 @@ def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
     assert sum(map(len, parts(dataset))) == 10
     assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
         "example 3: contains NaN or infinity",
-        "image 7: contains NaN or infinity",
+        "example 7: contains NaN or infinity",
     ]
 
 

@@ -58,7 +58,7 @@ def train(
     and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
     DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
     replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
-    training; 2 if anything else goes wrong.
+    training, or if a --recipe's mark is missed; 2 if anything else goes wrong.
 
     Args:
         out: Folder for checkpoints, .tflite files, metrics.json and report.html.

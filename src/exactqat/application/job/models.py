@@ -105,6 +105,25 @@ def dscnn(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     return ImageClassifier(nn.Sequential(convolution(shape[0], width, (10, 4), 2), *blocks), width, classes, 0.4)
 
 
+class FrequenciesAsChannels(nn.Module):
+    """Spectrograms [n, 1, frames, frequencies] as [n, frequencies, frames, 1]."""
+
+    def forward(self, spectrograms: Tensor) -> Tensor:
+        return spectrograms.permute(0, 3, 2, 1)
+
+
+def dscnn_1d(shape: Shape, classes: int) -> nn.Module:
+    """The streaming wake word of MLPerf Tiny, convolutions along time without padding; shape (1, 30, 40)."""
+    layers, inputs = list[nn.Module](), shape[2]
+    for kernel, outputs in ((3, 128), (5, 128), (10, 128), (15, 32)):
+        along_time = nn.Conv2d(inputs, inputs, (kernel, 1), groups=inputs, bias=False)
+        layers += [along_time, convolution(inputs, outputs, 1, activation=nn.ReLU), nn.Dropout(0.2)]
+        inputs = outputs
+    classifier = nn.Linear(inputs * (shape[1] - 29), classes)
+    parts = {"channels": FrequenciesAsChannels(), "features": nn.Sequential(*layers), "flatten": nn.Flatten()}
+    return nn.Sequential(OrderedDict(parts, classifier=classifier))
+
+
 def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
     """arXiv:1704.04861; shape (3, 96, 96) with width 0.25 is visual wake words of MLPerf Tiny."""
 
@@ -152,7 +171,7 @@ def autoencoder(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    function.__name__: function for function in (small_mobilenet, dscnn, mobilenet_v1, resnet8, autoencoder)
+    function.__name__: function for function in (small_mobilenet, dscnn, dscnn_1d, mobilenet_v1, resnet8, autoencoder)
 }
 
 

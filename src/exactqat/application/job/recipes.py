@@ -16,16 +16,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recipe:
-    """A benchmark. least: the lowest accuracy on the test images with which a device passes; shape: of one input; data:
-    what its inputs are; noun: what an example is called."""
+    """A benchmark. shape: of one input; data: what its inputs are; noun: what an example is called; least: the lowest
+    accuracy on the test data with which a device passes; most: if it counts instead, of how many examples of others the
+    device may say the first class, and how many of the first class it may miss."""
 
     title: str
-    least: float
     settings: Mapping[str, Any]
     shape: tuple[int, int, int]
     classes: int
     data: str
     noun: str
+    least: float = 0.0
+    most: int | None = None
 
 
 RECIPES = {

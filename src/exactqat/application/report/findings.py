@@ -188,12 +188,16 @@ def passing(results: Results) -> list[tuple[bool, str]]:
     recipe = recipe_named(results.settings.recipe)
     sentences = []
     for precision in results.settings.precisions:
-        accuracy = results.chosen(precision).device_accuracy
-        passes = accuracy >= recipe.least
-        sentence = (
-            f"{recipe.title}: {precision.upper()} {'passes' if passes else 'does not pass'}, with an accuracy of "
-            f"{accuracy:.1%} on {results.settings.device}; at least {recipe.least:.0%} is asked."
-        )
+        outcome = results.chosen(precision)
+        passes, asked = outcome.device_accuracy >= recipe.least, f"at least {recipe.least:.0%} is asked"
+        reached = f"an accuracy of {outcome.device_accuracy:.1%}"
+        if recipe.most is not None:
+            there, heard = results.dataset.test.labels.numpy() == 0, outcome.device_predictions == 0
+            errors = int((heard & ~there).sum()), int((there & ~heard).sum())
+            passes, asked = max(errors) <= recipe.most, f"at most {recipe.most} of each are allowed"
+            reached = "{} false positives and {} false negatives".format(*errors)
+        verdict = f"{recipe.title}: {precision.upper()} {'passes' if passes else 'does not pass'}"
+        sentence = f"{verdict}, with {reached} on {results.settings.device}; {asked}."
         sentences.append((passes, sentence))
     return sentences
 
