@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
-from exactqat import cli  # noqa: E402
+from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.application.job import data, models, recipes  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import findings  # noqa: E402
@@ -151,3 +151,19 @@ def test_a_recipe_from_data_to_verdict(
     assert verdict["sentence"] in page
     assert metrics["values_differing"] == metrics["training_differing"] == 0
     assert metrics["settings"]["recipe"] == name and metrics["settings"]["epochs_float"] == 6
+
+
+def test_the_streaming_wake_word_streams() -> None:
+    torch.manual_seed(0)
+    spectrograms = torch.randn(8, 1, 30, 40)
+    network = models.network("dscnn_1d", (1, 30, 40), 3).eval()
+    prepared = qat.prepare(network, spectrograms[:2], keep_final_activation=False)
+    qat.calibrate(prepared, [spectrograms])
+    qat.freeze(prepared)
+    graph = deploy.lower(prepared.eval())
+    (codes,) = deploy.input_codes(graph, spectrograms.numpy()).values()
+    (whole,) = deploy.simulate(graph, codes).values()
+    stream = deploy.stream(graph, axis=2)
+    for frame in range(30):
+        (last,) = stream.step(codes[:, :, frame : frame + 1]).values()
+    assert np.array_equal(last, whole)
