@@ -164,6 +164,7 @@ def test_the_streaming_wake_word_streams() -> None:
     (codes,) = deploy.input_codes(graph, spectrograms.numpy()).values()
     (whole,) = deploy.simulate(graph, codes).values()
     stream = deploy.stream(graph, axis=2)
-    for frame in range(30):
-        (last,) = stream.step(codes[:, :, frame : frame + 1]).values()
-    assert np.array_equal(last, whole)
+    answers = [stream.step(codes[:, :, frame : frame + 1]) for frame in range(30)]
+    # The first answer comes with the last frame.
+    assert [len(answer) for answer in answers] == [0] * 29 + [1]
+    assert np.array_equal(*answers[-1].values(), whole)
