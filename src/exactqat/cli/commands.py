@@ -81,7 +81,7 @@ def train(
 
     import torch
 
-    from ..application.job import pipeline, processes, recipes, store, training
+    from ..application.job import files, pipeline, processes, recipes, store, training
     from ..application.job.results import Progress
     from ..application.job.settings import Settings
     from ..application.report import findings, metrics
@@ -100,7 +100,7 @@ def train(
         # What is not given stays as it was; what is given is compared.
         chosen = replace(store.stored_settings(out, options.get("model")), **options)
     with processes.joined(place) as (together, place):
-        console, failures = console_of(quiet=not together.writes), list[Exception]()
+        console = console_of(quiet=not together.writes)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
             task = bars.add_task("reading", total=None, figures="", epoch="")
 
@@ -127,15 +127,6 @@ def train(
                         f"right{', frozen' if frozen else ''}",
                     )
 
-            def finish(results: Results) -> None:
-                # Before anything is drawn or printed, which can fail.
-                metrics.write_metrics(results)
-                bars.update(task, description="report", figures="", epoch="")
-                try:
-                    metrics.write_report(results)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the results
-                    failures.append(error)
-
             progress = Progress(
                 total=lambda steps: bars.update(task, total=steps),
                 begin=lambda text: bars.update(task, description=text, figures="", epoch=""),
@@ -145,15 +136,20 @@ def train(
                 say=lambda sentence: say(console, sentence),
                 read=read,
             )
+            finish = metrics.write_metrics
             results = pipeline.run(chosen, progress, None, together, resume, restart, place, keep_going, finish)
         if not together.writes:
             return True
-        _print_results(console, results)
-        for failure in failures:
+        try:
+            with files.locked(out):
+                metrics.write_report(results)
+        except Exception as error:
             raise RuntimeError(
-                f"{out / 'report.html'} could not be written ({type(failure).__name__}: {failure}). All results are in "
+                f"{out / 'report.html'} could not be written ({type(error).__name__}: {error}). All results are in "
                 f"{out / 'metrics.json'}; run `exactqat report {shell_word(out)}` to try again"
-            ) from failure
+            ) from error
+        finally:
+            _print_results(console, results)
         if not quiet:
             say(console, "\nReport with pictures: ", (str(out / "report.html"), "bold"), whole=True)
             say(console, "To compare again at any time: ", (f"exactqat verify {shell_word(out)}", "bold"), whole=True)
@@ -172,17 +168,13 @@ def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image"
 def _print_results(console: Console, results: Results) -> None:
     from ..application.report import findings, job_page
 
-    noun = results.dataset.noun
     table = job_page.result_table(results)
     table.header = ("network", "method", "accuracy", "to float", "runtime", "training")  # for narrow terminals
     show_table(console, table)
     explained = (
-        "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
-        "ranges. "
-        f"★ delivered (lowest validation loss). To float: difference in points on the same test {noun}s, and the "
-        "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
-        "the file differs from its simulation; training: integers in which the device differs from what was trained. "
-        "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
+        "PTQ: post-training quantization. QAT: quantization-aware training. Then the source of the ranges. "
+        f"★ delivered (lowest validation loss). {findings.LUCK_NOTE} Runtime: integers in which the file differs from "
+        "its simulation; training: integers in which the device differs from what was trained. "
         f"The job took {timedelta(seconds=round(results.seconds))} in {results.runs} run{'s' * (results.runs > 1)}."
     )
     say(console, (explained, "dim"))

@@ -8,7 +8,6 @@ is room.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -49,6 +48,9 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.5g}%")
 SHARE = FuncFormatter(lambda value, _: f"{100 * value:.5g}%" if -1e-9 < value < 1 + 1e-9 else "")
 NUMBER = FuncFormatter(lambda value, _: f"{value:.6g}")
 DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 1}
+# Bytes, accuracy and name; and by title how points are drawn and in which color.
+Point = tuple[int, float, str]
+Series = dict[str, tuple[str, str, list[Point]]]
 # An artist's id that becomes what is shown next to the pointer.
 TIP = "tip:"
 
@@ -147,50 +149,42 @@ def accuracies(results: Results) -> Markup:
 def sizes(results: Results) -> list[Markup]:
     """Accuracy against the bytes of all parameters, for all networks, and against the compressed file, for those that
     are delivered."""
+    share, precisions = results.float_test_accuracy, results.settings.precisions
+    packed: Series = {"float32": ("D", FLOAT_COLOR, [(results.float_bytes, share, "float32")])}
+    for outcome in results.outcomes:
+        name, title = outcome.method.name, outcome.method.title
+        style = METHOD_MARKERS[name], METHOD_COLORS[name], list[Point]()
+        *_, points = packed.setdefault(title.removesuffix(" ranges"), style)
+        size = findings.packed_bytes(outcome)
+        points.append((size, outcome.device_accuracy, f"{outcome.precision.upper()} {title}"))
+    files: Series = {}
+    for outcome in sorted(results.delivered, key=lambda outcome: -precisions[outcome.precision][1]):
+        style = "o-", PRECISION_COLORS[len(files) % len(PRECISION_COLORS)], list[Point]()
+        *_, points = files.setdefault(f"{precisions[outcome.precision][1]}-bit activations", style)
+        points.append((outcome.compressed_bytes, outcome.device_accuracy, outcome.precision.upper()))
+    return [
+        _size_picture(
+            packed, None, "bytes of all parameters, packed",
+            "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
+        ),
+        _size_picture(
+            files, share, "bytes of the compressed .tflite file",
+            "Accuracy of the delivered networks on the device, against the compressed file, as downloaded.",
+        ),
+    ]  # fmt: skip
+
+
+def _size_picture(series: Series, dashed: float | None, label: str, caption: str) -> Markup:
+    """Sizes from left to right, accuracies upwards. dashed: the float network's accuracy; then points have names."""
     figure, axes = _figure(3.5)
-    share = results.float_test_accuracy
-    axes.plot(results.float_bytes, share, "D", color=FLOAT_COLOR, markersize=7, label="float32")
-    packed = [(results.float_bytes, share, "float32")]
-    for method in dict.fromkeys(outcome.method for outcome in results.outcomes):
-        outcomes = [outcome for outcome in results.outcomes if outcome.method == method]
-        points = [
-            (findings.packed_bytes(o), o.device_accuracy, f"{o.precision.upper()} {method.title}") for o in outcomes
-        ]
-        axes.plot(
-            [size for size, *_ in points], [share for _, share, _ in points], METHOD_MARKERS[method.name], markersize=7,
-            color=METHOD_COLORS[method.name], label=method.title.removesuffix(" ranges"),
-        )  # fmt: skip
-        packed += points
-    first = _size_picture(
-        figure, axes, packed, "bytes of all parameters, packed",
-        "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
-    )  # fmt: skip
-    figure, axes = _figure(3.5)
-    shown = []
-    activations = sorted({results.settings.precisions[o.precision][1] for o in results.delivered}, reverse=True)
-    for bits, color in zip(activations, itertools.cycle(PRECISION_COLORS), strict=False):
-        outcomes = [o for o in results.delivered if results.settings.precisions[o.precision][1] == bits]
-        points = [
-            (outcome.compressed_bytes, outcome.device_accuracy, outcome.precision.upper()) for outcome in outcomes
-        ]
-        axes.plot(
-            *zip(*[point[:2] for point in points], strict=True), "o-", color=color, label=f"{bits}-bit activations"
-        )
-        for size, share, name in points:
+    for title, (marker, color, points) in series.items():
+        bytes_of, shares, _ = zip(*points, strict=True)
+        axes.plot(bytes_of, shares, marker, color=color, markersize=7, label=title)
+    shown = [point for *_, points in series.values() for point in points]
+    if dashed is not None:
+        axes.axhline(dashed, **DASHED, color=FLOAT_COLOR, label="the float network's")
+        for size, share, name in shown:
             axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
-        shown += points
-    axes.axhline(results.float_test_accuracy, **DASHED, color=FLOAT_COLOR, label="the float network's")
-    second = _size_picture(
-        figure, axes, shown, "bytes of the compressed .tflite file",
-        "Accuracy of the delivered networks on the device, against the compressed file, as downloaded.",
-    )  # fmt: skip
-    return [first, second]
-
-
-def _size_picture(
-    figure: Figure, axes: Axes, shown: Sequence[tuple[int, float, str]], label: str, caption: str
-) -> Markup:
-    """Sizes from left to right, accuracies upwards; `shown`: each point and what it is."""
     bytes_of = [size for size, *_ in shown]
     texts = [f"{name}: {share:.2%}, {size:,} bytes" for size, share, name in shown]
     _tips(axes, bytes_of, [share for _, share, _ in shown], texts)
