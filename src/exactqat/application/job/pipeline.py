@@ -196,8 +196,8 @@ def finished(
 ) -> Results:  # fmt: skip
     """The results of the finished job in a directory: its networks are loaded, evaluated and compared again."""
     settings = stored_settings(out, model)
-    if unfinished(out):
-        raise ValueError(unfinished(out))
+    if sentence := unfinished(out):
+        raise ValueError(sentence)
     for name in settings.trainings:
         state = out / "training" / f"{name}.pt"
         if not state.exists():

@@ -116,9 +116,8 @@ def delivered(out: Path, *names: str) -> list[Path]:
         if re.fullmatch(PRECISION, name) and all((out / name / file).exists() for file in names)
     ]
     if not folders:
-        missing = (
-            f"no {' with a '.join(names)}{' beside it' if len(names) > 1 else ''} in a folder such as {out / 'w8a8'}"
-        )
+        beside = " beside it" if len(names) > 1 else ""
+        missing = f"no {' with a '.join(names)}{beside} in a folder such as {out / 'w8a8'}"
         sentence = unfinished(out)
         raise FileNotFoundError(
             f"{sentence}. It has not delivered a network yet" if sentence else f"{missing}; run `exactqat train` first"

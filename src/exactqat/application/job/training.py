@@ -320,9 +320,7 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
     try:
         return qat.graphed(model, images)
     except (RuntimeError, ValueError) as error:
-        warnings.warn(
-            f"training without CUDA graphs, which takes longer: {checkpoints.first_line(error)}", stacklevel=2
-        )
+        warnings.warn(f"training takes longer, without CUDA graphs: {checkpoints.first_line(error)}", stacklevel=2)
         return model
 
 

@@ -109,14 +109,11 @@ def mistakes(results: Results) -> Record:
     return {"images": len(images), "listed": listed}
 
 
-def beside_float(results: Results, outcome: Outcome) -> Paired:
-    """A network's answers to the test images, on the device, compared with the float network's, image by image."""
-    return _beside(results, outcome, results.float_predictions)
-
-
-def _beside(results: Results, outcome: Outcome, answers: np.ndarray) -> Paired:
-    labels = results.dataset.test.labels.numpy()
-    return paired(outcome.device_predictions == labels, answers == labels)
+def beside_float(results: Results, outcome: Outcome, answers: np.ndarray | None = None) -> Paired:
+    """A network's answers to the test images, on the device, compared image by image with others: the float network's,
+    if none are given."""
+    labels, others = results.dataset.test.labels.numpy(), results.float_predictions if answers is None else answers
+    return paired(outcome.device_predictions == labels, others == labels)
 
 
 def recommended(results: Results) -> Outcome:
@@ -140,7 +137,7 @@ def recommended(results: Results) -> Outcome:
 
 def _significantly_worse(results: Results, outcome: Outcome, other: Outcome) -> bool:
     """Whether a network is worse than another on the device by more than chance, on the test images."""
-    pair = _beside(results, outcome, other.device_predictions)
+    pair = beside_float(results, outcome, other.device_predictions)
     return pair.difference < 0 and not pair.may_be_luck
 
 
