@@ -62,9 +62,10 @@ def cannot_write(path: Path, error: OSError) -> OSError:
 def check_writable(path: Path) -> None:
     """Refuses a file or a folder that cannot be written, before any work: by the first folder above it that exists."""
     above = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = f"Permission denied in {above}" if above.is_dir() else f"{above} is not a folder"
-        raise PermissionError(f"{path} cannot be written: {why}")
+    try:
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror} in {above}") from error
 
 
 def check_file(path: Path) -> None:

@@ -178,8 +178,8 @@ def _size_picture(series: Series, dashed: float | None, label: str, caption: str
     """Sizes from left to right, accuracies upwards. dashed: the float network's accuracy; then points have names."""
     figure, axes = _figure(3.5)
     for title, (marker, color, points) in series.items():
-        bytes_of, shares, _ = zip(*points, strict=True)
-        axes.plot(bytes_of, shares, marker, color=color, markersize=7, label=title)
+        across, up, _ = zip(*points, strict=True)
+        axes.plot(across, up, marker, color=color, markersize=7, label=title)
     shown = [point for *_, points in series.values() for point in points]
     if dashed is not None:
         axes.axhline(dashed, **DASHED, color=FLOAT_COLOR, label="the float network's")
