@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -98,7 +99,8 @@ def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) ->
 
 
 def show_table(console: Console, shown: Table) -> None:
-    """A table, as wide as it needs to be where nobody set a width. Rows with the same first cell belong together."""
+    """A table, as wide as it needs to be where nobody set a width. Several rows with the same first cell belong
+    together."""
     from rich.measure import Measurement
     from rich.table import Table
 
@@ -106,8 +108,9 @@ def show_table(console: Console, shown: Table) -> None:
     for column, name in enumerate(shown.header):
         table.add_column(line_of(name), justify="left" if column < shown.texts else "right", overflow="fold")
     names = [row[0].text for _, row in shown.rows]
+    grouped = 2 * len(list(itertools.groupby(names))) <= len(names)
     for place, (marked, row) in enumerate(shown.rows):
-        if place and len(set(names)) < len(names) and names[place] != names[place - 1]:
+        if place and grouped and names[place] != names[place - 1]:
             table.add_section()
         colors = {"good": "green", "bad": "red", "": ""}
         table.add_row(

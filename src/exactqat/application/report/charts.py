@@ -184,7 +184,7 @@ def _size_picture(series: Series, dashed: float | None, label: str, caption: str
     if dashed is not None:
         axes.axhline(dashed, **DASHED, color=FLOAT_COLOR, label="the float network's")
         for size, share, name in shown:
-            axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
+            axes.annotate(name, (size, share), (0, -16), textcoords="offset points", ha="center", fontsize=10)
     bytes_of = [size for size, *_ in shown]
     texts = [f"{name}: {share:.2%}, {size:,} bytes" for size, share, name in shown]
     _tips(axes, bytes_of, [share for _, share, _ in shown], texts)
