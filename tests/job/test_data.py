@@ -360,3 +360,13 @@ def test_glyphs_are_data_of_a_job() -> None:
     assert dataset.class_names == tuple(glyphs.LETTERS) and dataset.value_range == (0.0, 1.0)
     assert dataset.train.images.shape[1:] == (1, 12, 12)
     assert len(dataset.train) + len(dataset.validation) + len(dataset.test) == 26 * 16 * glyphs.RENDERINGS
+
+
+def test_reading_says_how_far_it_is(tmp_path: Path) -> None:
+    for number in range(600):
+        path = tmp_path / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4), number % 251, np.uint8)).save(path)
+    told: list[tuple[int, int]] = []
+    data.load(str(tmp_path), tell=lambda *counts: told.append(counts))
+    assert told[0] == (0, 1200) and told[-1] == (1200, 1200) and len(told) > 4 and told == sorted(told)

@@ -128,7 +128,8 @@ def train(
                     )
 
             progress = Progress(
-                total=lambda steps: bars.update(task, total=steps),
+                total=lambda steps: bars.reset(task, total=steps),
+                compared=lambda done, all: bars.update(task, completed=done, total=all),
                 begin=lambda text: bars.update(task, description=text, figures="", epoch=""),
                 advance=lambda steps: bars.advance(task, steps),
                 skip=lambda steps: skip(bars, task, steps),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +28,9 @@ from torch import Tensor
 
 from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numbered
 from ...kit.display import on_one_line
-from ...kit.progress import Clock
 from .glyphs import rendered
 from .images import AT_ONCE, Files, Images, fitted, reason, scale_of
-from .results import Dataset, Split
+from .results import Dataset, Progress, Split
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT, SPLIT_SEED = "65/15/20:0", 0
@@ -41,9 +40,11 @@ VALIDATION_SHARE = 0.15
 MOST_CHECKED, SAMPLE = 100_000, 2_000
 # Images of a part, read or not, and their labels.
 Part = tuple[Images | Tensor, np.ndarray]
+Tell = Callable[[int, int], object]
+UNHEARD = Progress.compared
 
 
-def load(name: str, image_size: int | None = None, split: str | None = None) -> Dataset:
+def load(name: str, image_size: int | None = None, split: str | None = None, tell: Tell = UNHEARD) -> Dataset:
     """The data set of that name.
 
     Args:
@@ -51,6 +52,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
             "glyphs", 2,496 letters of 16x16 pixels, rendered here, whose test images are other renderings in the same
             fonts; the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         split: as `settings.split` writes it, for data that is not yet divided.
+        tell: takes how many of how many files were read.
     """
     path = Path(name)
     if name == "digits":
@@ -66,7 +68,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
-        return from_folder(path, image_size, split)
+        return from_folder(path, image_size, split, tell)
     raise ValueError(
         f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
@@ -131,7 +133,7 @@ def from_arrays(
     return _dataset(name, parts, limits, skipped, where, split=split)
 
 
-def from_folder(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
+def from_folder(path: Path, image_size: int | None = None, split: str | None = None, tell: Tell = UNHEARD) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
     With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
@@ -161,7 +163,7 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
         if not listed[part]:
             raise ValueError(f"{folder} must contain one folder of images per class, but contains no folder")
     files = [(part, label, name) for part in listed for label, names in listed[part].items() for name in names]
-    rows, usable = _read_files(path, [name for *_, name in files], image_size, skipped)
+    rows, usable = _read_files([name for *_, name in files], image_size, skipped, tell)
     counts = Counter(file[:2] for file, good in zip(files, usable, strict=True) if good)
     first = next(iter(listed))
     parts: dict[str, Part] = {}
@@ -208,16 +210,17 @@ def _files_below(folder: Path, skipped: list[str]) -> list[str]:
 
 
 def _read_files(
-    path: Path, names: Sequence[str], image_size: int | None, skipped: list[str]
+    names: Sequence[str], image_size: int | None, skipped: list[str], tell: Tell
 ) -> tuple[Files, np.ndarray]:
     """The files' images, and whether each can be used; `skipped` gets those that cannot."""
-    tell = Clock.counting(f"reading {on_one_line(path.name)}", None)
     every = len(names) <= MOST_CHECKED
     checked = np.arange(len(names)) if every else np.linspace(0, len(names) - 1, SAMPLE).astype(int)
     usable, failed = np.ones(len(names), bool), dict[int, str]()
     sizes: dict[tuple[int, int], str] = {}
     channels, bits = 1, 8
-    for number in checked.tolist():
+    for done, number in enumerate(checked.tolist()):
+        if done % AT_ONCE == 0:
+            tell(done, 2 * len(checked))  # first all headers, then all images
         try:
             with Image.open(names[number]) as image:
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
@@ -234,7 +237,7 @@ def _read_files(
     left = np.setdiff1d(checked, list(failed)).astype(int)
     for start in range(0, len(left), AT_ONCE):
         failed |= rows.read(left[start : start + AT_ONCE])
-        tell(min(start + AT_ONCE, len(left)), len(left))
+        tell(len(checked) + min(start + AT_ONCE, len(left)), len(checked) + len(left))
     usable[list(failed)] = False
     skipped += [f"{on_one_line(names[number])}: {failed[number]}" for number in sorted(failed)]
     return rows, usable

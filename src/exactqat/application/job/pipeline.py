@@ -145,7 +145,8 @@ def run(
     processes.first_does(lambda: check_free(out, resume, restart))
     processes.first_does(lambda: files.check_writable(out))
     if dataset is None:
-        dataset = replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
+        dataset = data.load(settings.data, settings.image_size, settings.split, progress.compared)
+        dataset = replace(dataset, noun=settings.noun)
     progress.read(dataset)
     if settings.recipe is not None:
         shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)

@@ -31,7 +31,7 @@ class Progress:
     """How a job reports what it does. total(n): all its training steps; begin(text): a new piece of work; advance(n): n
     more training steps are done; skip(n): n steps were done in an earlier run, or are skipped, so they take no time;
     epoch(training, history, n): one more of a training's n epochs is done, or those done earlier; say(text): a sentence
-    that the user should read; compared(n, m): n of the m comparisons of a file are done; read(dataset)."""
+    that the user should read; compared(n, m): n of m files are read, or comparisons of a file done; read(dataset)."""
 
     total: Callable[[int], object] = lambda steps: None
     begin: Callable[[str], object] = lambda text: None

@@ -325,7 +325,8 @@ class Settings:
         """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first. For rules, the
         fewest."""
         if self.rules is not None:
-            of_weights, of_activations = zip(*self.widths, strict=True)
+            bits = [(rule.weight_bits, rule.activation_bits) for rule in self.layer_rules]
+            of_weights, of_activations = zip(*bits, strict=True)
             return {MIXED: (min(of_weights), min(of_activations))}
         chosen: Iterable[tuple[int, int]] = PRECISIONS
         if self.bits is not None:
@@ -334,13 +335,6 @@ class Settings:
             of_weights, of_activations = (bits or (MOST_BITS,) for bits in (self.weight_bits, self.activation_bits))
             chosen = [(weights, activations) for weights in of_weights for activations in of_activations]
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in chosen}
-
-    @property
-    def widths(self) -> list[tuple[int, int]]:
-        """All bits of weights and activations that occur."""
-        if self.rules is not None:
-            return [(rule.weight_bits, rule.activation_bits) for rule in self.layer_rules]
-        return list(self.precisions.values())
 
     def epochs_of(self, bits: tuple[int, int]) -> int:
         """Epochs of quantization-aware training; a quarter with eight bits, which only fine-tunes."""
