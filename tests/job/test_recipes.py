@@ -111,9 +111,9 @@ def test_a_wake_word_counts_false_positives_and_negatives(false: int, missed: in
     outcome = SimpleNamespace(device_accuracy=0.99, device_predictions=answers)
     dataset = SimpleNamespace(test=SimpleNamespace(labels=torch.from_numpy(labels)))
     results: Any = SimpleNamespace(settings=settings, dataset=dataset, chosen=lambda precision: outcome)
-    ((found, sentence),) = findings.passing(results)
+    ((passed, sentence),) = findings.passing(results)
     counts = f"with {false} false positives and {missed} false negatives on xnnpack-x86; at most 8 of each are allowed."
-    assert found is passes and sentence.endswith(counts)
+    assert passed is passes and sentence.endswith(counts)
 
 
 @pytest.mark.slow

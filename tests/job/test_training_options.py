@@ -237,8 +237,8 @@ def test_splits_have_their_shares_and_seeds(tmp_path: Path) -> None:
         data.load(str(tmp_path / "parts.npz"), split="60/20/20:0")
 
 
-def manner(**given: Any) -> training.Manner:
-    return training.Manner(Settings(Path("x"), batch_size=16, **given))
+def manner(**options: Any) -> training.Manner:
+    return training.Manner(Settings(Path("x"), batch_size=16, **options))
 
 
 def trained(dataset: data.Dataset, path: Path, how: training.Manner, epochs: int, **given: Any) -> tuple[Any, History]:
