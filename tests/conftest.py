@@ -36,6 +36,8 @@ SHARED = [str(HERE), str(HERE / "campaigns")]
 sys.path += [folder for folder in SHARED if folder not in sys.path]
 _given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (*_given, *SHARED))))
+# The backend of Keras in this process, which has one, and in those that it starts: PyTorch, which compiles nothing.
+os.environ.setdefault("KERAS_BACKEND", "torch")
 
 # Few tests that take long: their files come first, so that no process is left with one while others have nothing to do.
 LONG = [

@@ -239,8 +239,7 @@ def test_results_that_are_called_as_inputs(tmp_path: Path) -> None:
 
 class TestKeras:
     @pytest.fixture(autouse=True)
-    def keras(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        monkeypatch.setenv("KERAS_BACKEND", "torch")
+    def keras(self) -> None:
         self.keras = pytest.importorskip("keras", minversion="3")
 
     def check(self, model: Any, data: Any, named: Mapping[str, np.ndarray], tmp_path: Path) -> Any:
@@ -528,7 +527,7 @@ def test_what_argmax_cannot_be_in_the_file() -> None:
 
 
 @pytest.mark.slow
-def test_a_last_step_in_jax_and_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_step_in_jax_and_keras(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     x = random(BATCH, 6)
     with pytest.warns(qat.FinalActivationWarning, match="softmax of 'output'"):
@@ -541,7 +540,6 @@ def test_a_last_step_in_jax_and_keras(tmp_path: Path, monkeypatch: pytest.Monkey
     path = deploy.write_tflite(prepared.lower(params, state), tmp_path / "model.tflite")
     assert np.array_equal(by_litert(path, {"x": x})["output"], np.asarray(prepared.apply(params, state, x)[0]))
 
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras", minversion="3")
     model = keras.Sequential([keras.Input((6,), name="x"), keras.layers.Dense(5, activation="softmax", name="scores")])
     with pytest.warns(qat.FinalActivationWarning, match="'scores'"):

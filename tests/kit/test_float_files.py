@@ -4,10 +4,6 @@ device."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,6 @@ from exactqat.qat import Rule, UnsupportedOperator
 from exactqat.qat.train.files import OpenedFile
 
 pytest.importorskip("ai_edge_litert")
-HERE = Path(__file__).parent
 # Of the largest value of a result: sums of float32 in another order.
 ORDER_OF_SUMS = 1e-5
 # Of TensorFlow's converter; the second has weights in int8 and computes with real numbers.
@@ -114,18 +109,6 @@ def test_jax_quantizes_an_onnx_file_by_rules(tmp_path: Path) -> None:
     graph = prepared.lower(params, state)
     filters = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None and tensor.dtype == "int8"]
     assert max(int(np.abs(array.astype(int)).max()) for array in filters) == 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_keras_trains_from_files(backend: str) -> None:
-    if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs exactqat[keras] and {backend}")
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "keras_files.py")], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_what_has_no_step_is_listed() -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit for Keras 3. A process has one backend, so every backend has processes of its own.
-
-The longest programs run on PyTorch, which compiles nothing; `KERAS_BACKEND=jax` (or tensorflow) runs them elsewhere.
-"""
+"""The kit for Keras 3 in processes of their own, each with one backend; in_keras/ has tests of the backend here."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "kit"
-BACKEND = os.environ.get("KERAS_BACKEND", "torch")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 
 
@@ -30,7 +26,7 @@ def run(backend: str, *arguments: str) -> str:
     if arguments[0] == "-c":
         arguments = ("-c", f"import keras\nkeras.utils.set_random_seed(0)\n{arguments[1]}")
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
@@ -51,34 +47,26 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
     )
 
 
-@pytest.mark.parametrize(
-    ("backend", "module", "count"),
-    [
-        pytest.param("jax", "keras_training.py", 5, marks=pytest.mark.campaign),
-        pytest.param("torch", "keras_training.py", 5, marks=pytest.mark.slow),
-        pytest.param("jax", "keras_evaluation.py", 2, marks=pytest.mark.slow),
-        ("torch", "keras_evaluation.py", 2),
-        pytest.param(BACKEND, "keras_arguments.py", 1, marks=pytest.mark.slow),
-        pytest.param(BACKEND, "keras_use.py", 10, marks=pytest.mark.slow),
-    ],
-)
-def test_checks(backend: str, module: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(backend, str(HERE / module)) == f"{count} checks passed\n"
+def run_on_jax(*names: str) -> None:
+    """Files of in_keras/, in one process; all of them: `KERAS_BACKEND=jax python -m pytest tests/kit/in_keras`."""
+    files = [str(HERE / "in_keras" / f"test_{name}.py") for name in names]
+    run("jax", "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:warnings", *files)
 
 
 @pytest.mark.slow
-def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
-    monkeypatch.chdir(tmp_path)
-    assert run(BACKEND, str(HERE / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
+def test_evaluation_files_and_weights_on_jax() -> None:
+    run_on_jax("evaluation", "files", "weights")
+
+
+@pytest.mark.campaign
+def test_training_and_meaning_on_jax() -> None:
+    run_on_jax("training", "meaning")
 
 
 @pytest.mark.slow
-def test_weights_move_between_pytorch_and_keras() -> None:
-    """As `test_jax_kit.test_weights_move_between_frameworks`: with PyTorch's graph that is one for all three."""
-    pytest.importorskip("torch")
-    assert run("jax", str(HERE / "keras_weights.py")).endswith("integers of weights, one graph\n")
+def test_some_random_models() -> None:
+    program = str(HERE.parent / "campaigns" / "fuzz_meaning_keras.py")
+    assert "6 models" in run("torch", program, "--count", "6", "--seed", "7")
 
 
 @pytest.mark.slow
@@ -101,7 +89,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for needed in ("ai_edge_litert", "sklearn"):
         pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
-    backend = next((each for each in ("torch", "jax", "tensorflow") if importlib.util.find_spec(each)), "jax")
+    backend = next((name for name in ("torch", "jax", "tensorflow") if importlib.util.find_spec(name)), "jax")
     last = run(backend, str(ROOT / "examples" / "digits_keras.py")).splitlines()[-1]
     assert float(last.split()[1].rstrip(";")) > 0.9 and last.endswith(" 0 differ")
     assert (tmp_path / "digits.tflite").exists()

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -363,14 +360,3 @@ def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     graph = deploy.lower(trained)
     data = features if len(features) > 1 else features[0]
     computes_the_devices_integers(graph, tmp_path, data, model=trained)
-
-
-@pytest.mark.slow
-def test_masks_in_keras(backend: str = "torch") -> None:
-    """On JAX it takes two minutes: `KERAS_BACKEND=jax python tests/kit/keras_masks.py`."""
-    for name in ("keras", backend):
-        pytest.importorskip(name)
-    program = Path(__file__).with_name("keras_masks.py")
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
-    assert not done.returncode and done.stdout.endswith("8 checks passed\n"), done.stderr[-3000:]

@@ -126,7 +126,7 @@ def test_freeze_moves_learned_ranges_in_jax_too() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pretrained", [False, True])
 @pytest.mark.parametrize("framework", ["jax", "keras"])
-def test_unsettled_statistics_are_named(framework: str, pretrained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsettled_statistics_are_named(framework: str, pretrained: bool) -> None:
     """Not those that a checkpoint brought, which need not keep a count of batches."""
     random = np.random.default_rng(0)
     x = random.standard_normal((16, 8)).astype(np.float32)
@@ -149,7 +149,6 @@ def test_unsettled_statistics_are_named(framework: str, pretrained: bool, monkey
         def freeze() -> None:
             prepared.freeze(params, state)
     else:
-        monkeypatch.setenv("KERAS_BACKEND", "torch")
         keras = pytest.importorskip("keras")
         inputs = keras.Input((8,))
         outputs = keras.layers.BatchNormalization(momentum=0.9)(keras.layers.Dense(6, use_bias=False)(inputs))
@@ -188,7 +187,7 @@ def test_unsettled_statistics_are_named(framework: str, pretrained: bool, monkey
 
 @pytest.mark.parametrize("activation", ["relu", "relu6"])
 @pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
-def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_fails_shows_it(framework: str, activation: str) -> None:
     """NaN in a weight is NaN in every result, as in the user's model: a clamp that lost it would hide the failure."""
     random = np.random.default_rng(0)
     x, first, last = (random.standard_normal(shape).astype("f") for shape in ((8, 4), (4, 5), (5, 3)))
@@ -209,7 +208,6 @@ def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeyp
         params["model"]["w"] = jnp.asarray(broken)
         result = np.asarray(prepared.apply(params, state, x, train=True)[0])
     else:
-        monkeypatch.setenv("KERAS_BACKEND", "torch")
         keras = pytest.importorskip("keras")
         inputs = keras.Input((4,))
         hidden = keras.layers.Dense(5, activation, use_bias=False)(inputs)

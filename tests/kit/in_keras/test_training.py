@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training a prepared Keras model changes, what is refused, and how the user's own layers are read.
-
-test_keras_kit.py runs it.
-"""
+"""What training a prepared Keras model changes, what is refused, and how the user's own layers are read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from keras_checks import run_checks
 from keras_networks import ds_cnn
 
 from exactqat import qat
+
+pytestmark = pytest.mark.slow
 
 
 class Squared(layers.Layer):
@@ -33,7 +33,11 @@ class Subclassed(keras.Model):
         return ops.relu(self.norm(self.dense(x), training=training))
 
 
-def check_what_is_fused_and_trained() -> None:
+def numbers_of_ranges(prepared: Any) -> list[float]:
+    return [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+
+
+def test_what_is_fused_and_trained() -> None:
     x = np.random.default_rng(0).standard_normal((8, 25, 10, 1)).astype("f")
     model = ds_cnn()
     nodes = [len(layer._inbound_nodes) for layer in model.layers]
@@ -49,19 +53,18 @@ def check_what_is_fused_and_trained() -> None:
     with pytest.raises(ValueError, match="batch 2 of batches gives NaN or infinity in 'input'"):
         qat.keras.calibrate(prepared, [x, broken], restart=True)
     qat.keras.calibrate(prepared, [x])
-    before = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    before = numbers_of_ranges(prepared)
     assert before and any(before)
     qat.keras.calibrate(prepared, [x * 100])
-    other = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    other = numbers_of_ranges(prepared)
     with pytest.raises(ValueError, match="batches is empty"):
         qat.keras.calibrate(prepared, [], restart=True)
-    assert other == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
-    assert other != before
+    assert other == numbers_of_ranges(prepared) != before
     qat.keras.calibrate(prepared, [x], restart=True)
-    assert before == [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    assert before == numbers_of_ranges(prepared)
     prepared.compile("adam", "mse")
     prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
-    after = [float(variable.numpy()) for variable in prepared.range_parameters() if variable.value.ndim == 0]
+    after = numbers_of_ranges(prepared)
     assert before != after  # ranges are trained
     mean = next(v for v in prepared.non_trainable_variables if "moving_mean" in v.name)
     assert np.abs(mean.numpy()).max() > 0  # statistics follow
@@ -69,7 +72,7 @@ def check_what_is_fused_and_trained() -> None:
     kept = mean.numpy().copy()
     prepared.fit(x, np.zeros((8, 4), "f"), verbose=0)
     assert np.array_equal(mean.numpy(), kept)
-    assert [float(v.numpy()) for v in prepared.range_parameters() if v.value.ndim == 0] == after
+    assert numbers_of_ranges(prepared) == after
     prepared.save("model.keras")
     loaded = keras.saving.load_model("model.keras")
     assert loaded.frozen and np.array_equal(loaded.predict(x, verbose=0), prepared.predict(x, verbose=0))
@@ -78,10 +81,10 @@ def check_what_is_fused_and_trained() -> None:
         qat.keras.calibrate(prepared, [x])
 
 
-def check_a_frozen_step_after_a_pad_of_minus_infinity() -> None:
-    shown = keras.Input((8, 8, 3))
-    y = ops.pad(layers.Conv2D(4, 3)(shown), [[0, 0], [1, 1], [1, 1], [0, 0]], "constant", constant_values=-np.inf)
-    own = keras.Model(shown, layers.Conv2D(2, 1)(layers.BatchNormalization()(layers.MaxPooling2D(3, 2)(y))))
+def test_a_frozen_step_after_a_pad_of_minus_infinity() -> None:
+    inputs = keras.Input((8, 8, 3))
+    y = ops.pad(layers.Conv2D(4, 3)(inputs), [[0, 0], [1, 1], [1, 1], [0, 0]], "constant", constant_values=-np.inf)
+    own = keras.Model(inputs, layers.Conv2D(2, 1)(layers.BatchNormalization()(layers.MaxPooling2D(3, 2)(y))))
     x = np.random.default_rng(0).random((4, 8, 8, 3), np.float32)
     prepared = qat.keras.prepare(own, example=x)
     qat.keras.calibrate(prepared, [x])
@@ -89,19 +92,19 @@ def check_a_frozen_step_after_a_pad_of_minus_infinity() -> None:
     evaluated = keras.models.clone_model(own)
     evaluated.set_weights(own.get_weights())
     evaluated.layers[-2].trainable = False  # as a frozen batch norm
-    moved = []
+    changes = []
     for model in (evaluated, prepared):
         model.compile(keras.optimizers.SGD(1e-2), "mse")
         kernel = model.trainable_variables[0]
         before = np.array(kernel.numpy())
         model.fit(x, np.zeros((4, 3, 3, 2), np.float32), batch_size=4, epochs=1, verbose=0)
-        assert all(np.isfinite(each.numpy()).all() for each in model.trainable_variables)
-        moved.append((kernel.numpy() - before).ravel())
-    expected, found = moved
-    assert expected @ found > 0.98 * np.linalg.norm(expected) * np.linalg.norm(found) > 0
+        assert all(np.isfinite(variable.numpy()).all() for variable in model.trainable_variables)
+        changes.append((kernel.numpy() - before).ravel())
+    expected, change = changes
+    assert expected @ change > 0.98 * np.linalg.norm(expected) * np.linalg.norm(change) > 0
 
 
-def check_what_is_refused() -> None:
+def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a keras.Model"):
         qat.keras.prepare(3)
     any_size = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(4, 3)])
@@ -115,22 +118,16 @@ def check_what_is_refused() -> None:
         qat.keras.prepare(words)
 
 
-def check_layers_of_ones_own() -> None:
+def test_layers_of_ones_own() -> None:
     squared = qat.keras.prepare(keras.Sequential([keras.Input((4, 4)), Squared()]))
     assert squared.proof is not None and len(squared.trainable_variables) == 1
 
-    subclassed = Subclassed()
-    made = qat.keras.prepare(subclassed, example=np.zeros((2, 6), "f"))
-    assert [(step.kind, step.activation) for step in made.plan.steps] == [("FULLY_CONNECTED", "RELU")]
+    subclassed = qat.keras.prepare(Subclassed(), example=np.zeros((2, 6), "f"))
+    assert [(step.kind, step.activation) for step in subclassed.plan.steps] == [("FULLY_CONNECTED", "RELU")]
 
 
-def check_activations_that_leave_keras_ops() -> None:
-    # Activations that leave keras.ops before they compute.
-    for word, kinds in (("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish", ["TABLE"])):
-        for ones in ([layers.Dense(4), layers.Activation(word)], [layers.Dense(4, activation=word)]):
-            steps = qat.keras.prepare(keras.Sequential([keras.Input((6,)), *ones])).plan.steps
-            assert steps[0].kind == "FULLY_CONNECTED" and steps[1].kind in kinds, (word, steps)
-
-
-if __name__ == "__main__":
-    run_checks(globals())
+@pytest.mark.parametrize(("word", "kinds"), [("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish", ["TABLE"])])
+def test_activations_that_leave_keras_ops_before_they_compute(word: str, kinds: list[str]) -> None:
+    for parts in ([layers.Dense(4), layers.Activation(word)], [layers.Dense(4, activation=word)]):
+        steps = qat.keras.prepare(keras.Sequential([keras.Input((6,)), *parts])).plan.steps
+        assert steps[0].kind == "FULLY_CONNECTED" and steps[1].kind in kinds, steps

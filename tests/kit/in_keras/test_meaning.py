@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `test_meaning_keras.py` runs, in a process with a backend of its own: models that once trained as others.
-
-KERAS_BACKEND=torch python -m pytest tests/kit/meaning_keras.py
-"""
+"""The network that trains is the user's own, or it is refused: models that once trained as others."""
 
 from __future__ import annotations
 
@@ -53,13 +50,15 @@ from keras import layers
 
 from exactqat import qat
 
+pytestmark = pytest.mark.slow
+
 
 @keras.ops.custom_gradient
 def opposed(x: Any) -> Any:
     """tanh, whose gradient is turned round."""
 
-    def gradient(*given: Any, upstream: Any = None) -> Any:
-        return -(given[0] if upstream is None else upstream)
+    def gradient(*args: Any, upstream: Any = None) -> Any:
+        return -(args[0] if upstream is None else upstream)
 
     return keras.ops.tanh(x), gradient
 
@@ -67,8 +66,8 @@ def opposed(x: Any) -> Any:
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
 
 
-def around(*made: Any, shape: tuple[int, ...] = (6,)) -> Any:
-    return keras.Sequential([keras.Input(shape), *made])
+def around(*parts: Any, shape: tuple[int, ...] = (6,)) -> Any:
+    return keras.Sequential([keras.Input(shape), *parts])
 
 
 class Placed(layers.Layer):
@@ -146,6 +145,9 @@ def test_kept(name: str) -> None:
 
 
 NOT_THE_MODEL = "the captured network is not the model"
+ON_JAX = keras.backend.backend() == "jax"
+# JAX calls no function with a gradient of its own on symbols.
+OTHER_GRADIENT = "computes by other means than keras.ops" if ON_JAX else "gradient of"
 # The model, and what is said.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "divided by the batch": (lambda: around(Divided()), "size of the batch"),
@@ -161,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a gradient of its own": (
         lambda: around(of("Own", lambda x: opposed(x))(), layers.Dense(3)),
-        "gradient of 'input 0'.*keras.ops.custom_gradient",
+        OTHER_GRADIENT if ON_JAX else "gradient of 'input 0'.*keras.ops.custom_gradient",
     ),
     "noise and more": (lambda: around(NoisyScale()), f"{NOT_THE_MODEL}: in training"),
     "dropout by keras.random": (lambda: around(DroppingScale()), f"{NOT_THE_MODEL}: in training"),
@@ -171,13 +173,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a record": (lambda: around(Observed()), f"{NOT_THE_MODEL}: in training"),
     "a gradient that is turned round": (
         lambda: around(layers.Dense(4), Reversed(), layers.Dense(2)),
-        "gradient of",
+        OTHER_GRADIENT,
     ),
-    "a gradient of two operands": (lambda: around(Damped(), layers.Dense(2)), "gradient of"),
-    "a sign with a gradient, of a weight": (
-        lambda: around(SignedWeight()),
-        "gradient of|other means than keras.ops",
-    ),
+    "a gradient of two operands": (lambda: around(Damped(), layers.Dense(2)), OTHER_GRADIENT),
+    "a sign with a gradient, of a weight": (lambda: around(SignedWeight()), OTHER_GRADIENT),
     "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), NOT_THE_MODEL),
 }
 
@@ -195,8 +194,15 @@ ASKED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def skip_where_keras_builds_no_model(name: str) -> None:
+    names = ("a window", "a root", "a number", "a branch on a large batch", "a branch on a small batch")
+    if ON_JAX and name in names:
+        pytest.skip("Keras on JAX builds no such model: its size of the batch has no value and no order")
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_decided_or_computed_by_the_size_of_the_batch_is_refused(name: str) -> None:
+    skip_where_keras_builds_no_model(name)
     asks = ASKED[name]
     for sizes in (keras.ops.shape, lambda x: x.shape):
         layer = of("Asking", lambda x, sizes=sizes: x * (2.0 if asks(sizes(x)[0]) else 1.0))
@@ -234,7 +240,9 @@ def test_a_call_around_softmax_is_kept() -> None:
 
 
 def test_what_differs_at_each_call_is_refused() -> None:
-    with pytest.raises(qat.UnsupportedOperator, match="each time it is called"):
+    # Compiled, it differs at each compilation.
+    words = NOT_THE_MODEL if ON_JAX else "each time it is called"
+    with pytest.raises(qat.UnsupportedOperator, match=words):
         qat.keras.prepare(around(Counting(), layers.Dense(2)))
 
 
@@ -251,6 +259,7 @@ def test_layers_that_write_into_their_input_are_compared_in_training() -> None:
     assert proof is not None and not proof.not_run
 
 
+@pytest.mark.skipif(ON_JAX, reason="JAX calls layers with symbols only, which this one cannot tell from Keras'")
 def test_what_others_say_is_quoted_without_colors() -> None:
     class Raising(layers.Layer):
         def call(self, x: Any, training: bool = False) -> Any:
@@ -264,6 +273,7 @@ def test_what_others_say_is_quoted_without_colors() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
+    skip_where_keras_builds_no_model(name)
     model, words = REFUSED[name]
     with pytest.raises(qat.UnsupportedOperator, match=words):
         qat.keras.prepare(model())
@@ -272,18 +282,18 @@ def test_refused(name: str) -> None:
 def test_nothing_of_the_model_changes() -> None:
     model = around(layers.Dense(4), Noisy(), layers.BatchNormalization(), RunningMean())
     model(X, training=True)
-    before = [keras.ops.convert_to_numpy(each.value) for each in model.variables]
+    before = [keras.ops.convert_to_numpy(variable.value).copy() for variable in model.variables]
     with pytest.raises(qat.UnsupportedOperator):
         qat.keras.prepare(model)
     model.pop()
     qat.keras.prepare(model)
-    for each, value in zip(model.variables, before, strict=False):
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(each.value), value, each.path)
+    for variable, value in zip(model.variables, before, strict=False):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable.value), value, variable.path)
 
 
 def test_named_losses() -> None:
-    given = keras.Input((6,))
-    model = keras.Model(given, [layers.Dense(3, name="a")(given), layers.Dense(2, name="b")(given)])
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, [layers.Dense(3, name="a")(inputs), layers.Dense(2, name="b")(inputs)])
     prepared = qat.keras.prepare(model)
     qat.keras.calibrate(prepared, [X])
     prepared.compile("sgd", loss={"a": "mse", "b": "mae"})
@@ -297,9 +307,9 @@ class OwnStep(keras.Model):
 
 
 def test_steps_of_its_own_are_not_left_out_without_a_word() -> None:
-    given = keras.Input((6,))
+    inputs = keras.Input((6,))
     with pytest.warns(UserWarning, match="OwnStep has its own train_step"):
-        prepared = qat.keras.prepare(OwnStep(given, layers.Dense(2)(given)))
+        prepared = qat.keras.prepare(OwnStep(inputs, layers.Dense(2)(inputs)))
     qat.keras.calibrate(prepared, [X])
     prepared.compile("sgd", "mse")
     assert np.isfinite(prepared.evaluate(X, np.zeros((8, 2), np.float32), verbose=0))
@@ -319,9 +329,9 @@ class OwnFit(keras.Model):
 
 @pytest.mark.parametrize(("kind", "name"), [(OwnFunction, "make_train_function"), (OwnFit, "fit")])
 def test_a_loop_of_its_own_is_not_left_out_without_a_word(kind: Any, name: str) -> None:
-    given = keras.Input((6,))
+    inputs = keras.Input((6,))
     with pytest.warns(UserWarning, match=f"has its own {name}"):
-        prepared = qat.keras.prepare(kind(given, layers.Dense(2)(given)))
+        prepared = qat.keras.prepare(kind(inputs, layers.Dense(2)(inputs)))
     qat.keras.calibrate(prepared, [X])
     prepared.compile("sgd", "mse")
     with pytest.raises(NotImplementedError, match=f"has its own {name}"):
@@ -369,11 +379,12 @@ def test_a_step_that_fails_loses_no_weights() -> None:
     qat.keras.calibrate(prepared, [X])
     prepared.compile("sgd", "mse")
     prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
-    before = [np.array(each) for each in prepared.trainable_variables]
+    before = [keras.ops.convert_to_numpy(variable).copy() for variable in prepared.trainable_variables]
     for x, y in ((X[:, :3], np.zeros((8, 2), np.float32)), (X, np.zeros((8, 5), np.float32))):
         with pytest.raises(Exception):  # noqa: B017
             prepared.fit(x, y, verbose=0)
-        assert all(np.array_equal(old, new) for old, new in zip(before, prepared.trainable_variables, strict=True))
+        after = map(keras.ops.convert_to_numpy, prepared.trainable_variables)
+        assert all(map(np.array_equal, before, after))
     prepared.fit(X, np.zeros((8, 2), np.float32), verbose=0)
 
 

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do with a model of Keras; each once went wrong without a word, or in the middle of `fit`.
-
-test_keras_kit.py runs it.
-"""
+"""What people do with a model of Keras; each once went wrong without a word, or in the middle of `fit`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from keras_checks import run_checks
 
 from exactqat import qat
 from exactqat.deploy.lower import lower
+
+pytestmark = pytest.mark.slow
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((16, 6)).astype("f")
@@ -59,7 +60,7 @@ class Convolve(layers.Layer):
         return ops.conv(x, self.kernel, strides=2, padding="same")
 
 
-def check_regularizers_and_constraints() -> None:
+def test_regularizers_and_constraints() -> None:
     """Regularizers and constraints of weights train as they did; a warning says that losses of results are left out."""
     regular = prepared_by(head(kernel_regularizer="l2", kernel_constraint=keras.constraints.NonNeg()), x)
     assert len(regular.losses) == 1
@@ -72,29 +73,25 @@ def check_regularizers_and_constraints() -> None:
     assert adding.losses == []  # nothing symbolic stays in the user's layers
 
 
-def check_mixed_precision() -> None:
+def test_mixed_precision() -> None:
     """Mixed precision is a policy of the float model; the device's arithmetic is emulated in float32."""
-    keras.mixed_precision.set_global_policy("mixed_float16")
+    keras.config.set_dtype_policy("mixed_float16")  # until the session is cleared
     half = prepared_by(keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(4)]), x)
     half.compile("adam", "mse")
-    assert (
-        np.isfinite(half.fit(x, np.zeros((16, 4)), verbose=0).history["loss"]).all()
-        and predict(half).dtype == "float32"
-    )
-    keras.mixed_precision.set_global_policy("float32")
+    losses = half.fit(x, np.zeros((16, 4)), verbose=0).history["loss"]
+    assert np.isfinite(losses).all() and predict(half).dtype == "float32"
 
 
-def check_inputs() -> None:
+def test_inputs() -> None:
     """Inputs by name, as Keras takes them; others are refused, and so are other sizes."""
     first, second = keras.Input((6,), name="b"), keras.Input((6,), name="a")
     network = layers.Concatenate()([layers.Dense(3)(first), layers.Dense(2)(second)])
     for inputs in ([first, second], {"b": first, "a": second}):
         two = keras.Model(inputs, network)
-        given = {"b": x, "a": 5 * x, "more": x}
         named = {"b": x, "a": 5 * x}
         prepared = prepared_by(two, named)
         wanted = predict(two, named)
-        assert np.abs(predict(prepared, given) - wanted).max() < 0.05 * np.abs(wanted).max()
+        assert np.abs(predict(prepared, {**named, "more": x}) - wanted).max() < 0.05 * np.abs(wanted).max()
         with pytest.raises(TypeError, match="called"):
             prepared({"b": x, "other": x})
     one = prepared_by(
@@ -109,7 +106,7 @@ def check_inputs() -> None:
     qat.keras.calibrate(one, Data())
 
 
-def check_weights_move() -> None:
+def test_weights_move() -> None:
     """Weights move between prepared models, learned ranges too, whichever of them are trained."""
     learned = learned_head()
     learned.save_weights("learned.weights.h5")
@@ -137,8 +134,9 @@ def check_weights_move() -> None:
     assert not [variable for variable in again.trainable_variables if "ranges" in variable.name]
 
 
-def check_without_data_nothing_is_predicted() -> None:
-    fresh = qat.keras.prepare(keras.Model([given := keras.Input((6,))], layers.Dense(4)(given)))
+def test_without_data_nothing_is_predicted() -> None:
+    inputs = keras.Input((6,))
+    fresh = qat.keras.prepare(keras.Model([inputs], layers.Dense(4)(inputs)))
     fresh.compile("sgd", "mse")
     for evaluate in (fresh, predict, lambda model: model.evaluate(x, x[:, :4], verbose=0)):
         with pytest.raises(RuntimeError, match="ranges have seen no data"):
@@ -147,8 +145,7 @@ def check_without_data_nothing_is_predicted() -> None:
     assert np.abs(predict(fresh)).max() > 0
 
 
-def check_what_adapt_found_is_kept() -> None:
-    """What `adapt` has found is kept in files."""
+def test_what_adapt_measures_is_kept_in_files() -> None:
     normal = layers.Normalization()
     normal.adapt(3 * x + 2)
     adapted = prepared_by(keras.Sequential([keras.Input((6,)), normal, layers.Dense(3)]), 3 * x + 2)
@@ -156,7 +153,7 @@ def check_what_adapt_found_is_kept() -> None:
     assert np.array_equal(predict(keras.saving.load_model("adapted.keras")), predict(adapted))
 
 
-def check_random_layers() -> None:
+def test_random_layers() -> None:
     """Random layers do in training what Keras' do, with random numbers of their own, and nothing on the device."""
     some = [layers.RandomFlip(), layers.GaussianNoise(0.5), layers.Dropout(0.5, noise_shape=(None, 1, 1, 3))]
     random = prepared_by(
@@ -165,60 +162,100 @@ def check_random_layers() -> None:
     assert np.array_equal(predict(random, images), predict(random, images))
     random.compile("sgd", "mse")
     random.fit(images, np.zeros((8, 72)), verbose=0)
-    one_, two_ = (ops.convert_to_numpy(random(images, training=True)) for _ in range(2))
-    assert np.abs(one_ - two_).max() > 0.1
+    first, second = (ops.convert_to_numpy(random(images, training=True)) for _ in range(2))
+    assert np.abs(first - second).max() > 0.1
     qat.keras.freeze(random)
     assert [operator.kind for operator in lower(random).operators] == ["CONV_2D", "RESHAPE"]
 
 
-def check_images() -> None:
+def test_images() -> None:
     """Images as they come; layers that prepare them; layers that convolve by keras.ops."""
-    bytes_ = rng.integers(0, 256, (8, 8, 8, 3)).astype("uint8")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3)).astype("uint8")
     start = [keras.Input((8, 8, 3), dtype="uint8"), layers.Rescaling(1 / 127.5, -1), layers.CenterCrop(6, 6)]
 
     plain = keras.Sequential([*start, layers.Resizing(12, 12), Convolve()])
-    prepared = prepared_by(plain, bytes_)
+    prepared = prepared_by(plain, pixels)
     assert [step.kind for step in prepared.plan.steps][-2:] == ["RESIZE_BILINEAR", "CONV_2D"]
     assert (
-        np.abs(predict(prepared, bytes_) - predict(plain, bytes_)).max() < 0.05 * np.abs(predict(plain, bytes_)).max()
+        np.abs(predict(prepared, pixels) - predict(plain, pixels)).max() < 0.05 * np.abs(predict(plain, pixels)).max()
     )
 
 
-def check_refusals() -> None:
-    """Refusals name the layer and say what to do."""
-    for layer, shape, word in (
-        (layers.RNN(layers.StackedRNNCells([layers.LSTMCell(4)])), (8, 6), "RNN: only LSTM, GRU and SimpleRNN"),
-        (layers.LSTM(4, recurrent_dropout=0.5), (8, 6), "LSTM: with recurrent_dropout=0.5; .*=0.0"),
-        (layers.Masking(), (8, 6), "Masking: its mask depends on the input"),
-        (layers.SpectralNormalization(layers.Dense(4)), (6,), "SpectralNormalization: .*give the layer inside"),
-        (layers.LayerNormalization(axis=1), (8, 6), "LayerNorm: with axis=.1. of 3 axes"),
-        (layers.Softmax(axis=[1, 2]), (8, 6), "Softmax: with axis=.1, 2.; .*one axis"),
-        (layers.ReLU(2.0, 0.1, 0.5), (6,), "ReLU: with negative_slope=0.1, max_value=2.0, threshold=0.5"),
-        (layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)), (8, 6), "Max: with initial=0.5"),
-        (layers.Resizing(4, 4, crop_to_aspect_ratio=True), (8, 8, 3), "Resizing: with crop_to_aspect_ratio=True"),
-        (layers.MelSpectrogram(), (4000,), "MelSpectrogram: it prepares data"),
-        (layers.RandomCrop(4, 4), (8, 8, 3), "RandomCrop: it prepares images; do it to the data"),
-    ):
-        with pytest.raises(qat.UnsupportedOperator, match=word):
-            qat.keras.prepare(keras.Sequential([keras.Input(shape), layer]))
-    for change, word in (("enable_lora", "save the model and load it"), ("quantize", "give the float model")):
-        other = head()
-        other.layers[0].enable_lora(2) if change == "enable_lora" else other.quantize("int8")
-        with pytest.raises(qat.UnsupportedOperator, match=word):
-            qat.keras.prepare(other)
+# Layers, the shape of their input, and what the refusal names and says to do.
+REFUSED: dict[str, tuple[Callable[[], Any], tuple[int, ...], str]] = {
+    "stacked cells": (
+        lambda: layers.RNN(layers.StackedRNNCells([layers.LSTMCell(4)])),
+        (8, 6),
+        "RNN: only LSTM, GRU and SimpleRNN",
+    ),
+    "recurrent dropout": (
+        lambda: layers.LSTM(4, recurrent_dropout=0.5),
+        (8, 6),
+        "LSTM: with recurrent_dropout=0.5; .*=0.0",
+    ),
+    "Masking": (lambda: layers.Masking(), (8, 6), "Masking: its mask depends on the input"),
+    "SpectralNormalization": (
+        lambda: layers.SpectralNormalization(layers.Dense(4)),
+        (6,),
+        "SpectralNormalization: .*give the layer inside",
+    ),
+    "layer norm of the first axis": (
+        lambda: layers.LayerNormalization(axis=1),
+        (8, 6),
+        "LayerNorm: with axis=.1. of 3 axes",
+    ),
+    "softmax of two axes": (lambda: layers.Softmax(axis=[1, 2]), (8, 6), "Softmax: with axis=.1, 2.; .*one axis"),
+    "ReLU of three numbers": (
+        lambda: layers.ReLU(2.0, 0.1, 0.5),
+        (6,),
+        "ReLU: with negative_slope=0.1, max_value=2.0, threshold=0.5",
+    ),
+    "a maximum from a number on": (
+        lambda: layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)),
+        (8, 6),
+        "Max: with initial=0.5",
+    ),
+    "Resizing that crops": (
+        lambda: layers.Resizing(4, 4, crop_to_aspect_ratio=True),
+        (8, 8, 3),
+        "Resizing: with crop_to_aspect_ratio=True",
+    ),
+    "MelSpectrogram": (lambda: layers.MelSpectrogram(), (4000,), "MelSpectrogram: it prepares data"),
+    "RandomCrop": (
+        lambda: layers.RandomCrop(4, 4),
+        (8, 8, 3),
+        "RandomCrop: it prepares images; do it to the data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_layers(name: str) -> None:
+    layer, shape, words = REFUSED[name]
+    with pytest.raises(qat.UnsupportedOperator, match=words):
+        qat.keras.prepare(keras.Sequential([keras.Input(shape), layer()]))
+
+
+def test_refused_models() -> None:
+    adapted, quantized = head(), head()
+    adapted.layers[0].enable_lora(2)
+    quantized.quantize("int8")
+    for model, words in ((adapted, "save the model and load it"), (quantized, "give the float model")):
+        with pytest.raises(qat.UnsupportedOperator, match=words):
+            qat.keras.prepare(model)
     with pytest.raises(TypeError, match="prepared already"):
         qat.keras.prepare(line())
     with pytest.raises(NotImplementedError, match="freeze"):
         line().quantize("int8")
 
 
-def check_callbacks_and_summaries() -> None:
+def test_callbacks_and_summaries() -> None:
     """Callbacks, weights of examples, a summary, a clone."""
-    shown, learned = line(), learned_head()
+    model, learned = line(), learned_head()
     words = []
-    shown.summary(print_fn=words.append)
+    model.summary(print_fn=words.append)
     assert any("FULLY_CONNECTED" in word for word in words) and "2 stored tensors" in words[0]
-    assert "1 W8A8" in words[0] and "<td style='text-align:left'>FULLY_CONNECTED</td>" in shown._repr_html_()
+    assert "1 W8A8" in words[0] and "<td style='text-align:left'>FULLY_CONNECTED</td>" in model._repr_html_()
     with pytest.raises(RuntimeError, match="ranges have seen no data"):  # a clone has seen none
         predict(keras.models.clone_model(learned), x)
     learned.compile("adam", "mse", metrics=["mae"])
@@ -235,7 +272,3 @@ def check_callbacks_and_summaries() -> None:
     best = keras.saving.load_model("best.keras")
     assert best.evaluate(x, x[:, :4], verbose=0)[0] <= history.history["val_loss"][0]
     learned.train_on_batch(x, x[:, :4], sample_weight=np.ones(16))
-
-
-if __name__ == "__main__":
-    run_checks(globals())
