@@ -443,6 +443,49 @@ def test_a_frozen_network_on_several_devices() -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+ACCELERATORS = """
+import warnings
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from exactqat import qat
+from exactqat.qat.train.jax import host
+
+host.is_custom_call = lambda: False  # as on GPUs
+rng = np.random.default_rng(0)
+params = {"w": rng.standard_normal((6, 16)).astype("f"), "v": rng.standard_normal((16, 4)).astype("f")}
+x = rng.standard_normal((8, 6)).astype("f")
+def network(p, x):
+    return jax.nn.relu(x @ p["w"]) @ p["v"]
+def results(device, step, *arrays):
+    prepared = qat.prepare(network, x, variables=params, device=device)
+    params_, state = prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        y = step(lambda p, x: prepared.apply(p, state, x, train=True)[0])(params_, *arrays)
+    return np.asarray(y), sum("stays fake quantization" in str(warning.message) for warning in seen)
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.KIND,))
+whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+def step(function):
+    return jax.jit(function, in_shardings=(whole, rows)) if "KIND" == "Auto" else jax.jit(function)
+expected, warned = results(None, step, jax.device_put(x, rows))
+assert not warned
+found, warned = results("reference", step, jax.device_put(x, rows))
+assert warned
+np.testing.assert_array_equal(found, expected)
+assert not results("reference", jax.jit, x)[1]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_a_program_for_several_accelerators_calls_no_host(kind: str) -> None:
+    """It computes fake quantization and says so, whoever names the devices: `in_shardings` or the arrays' types."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    script = ACCELERATORS.replace("KIND", kind)
+    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
 def frozen_network(x: np.ndarray) -> tuple[Any, Any, Any]:
     prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), weights(w=(6, 3)), x, device="reference")
     return prepared, *prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))

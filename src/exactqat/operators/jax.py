@@ -111,11 +111,6 @@ def _cast_together(arrays: Iterable[jax.Array]) -> list[jax.Array]:
     return [_cast(array, axes) for array in arrays]
 
 
-def mesh_size(array: jax.Array) -> int:
-    """How many devices the type of an array says it is spread over."""
-    return int(getattr(aval_of(array).sharding.mesh, "size", 1) or 1)
-
-
 def placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
     """A value that came from the host, with the type of another one on the same mesh of one device, or on none."""
     aval = aval_of(like)

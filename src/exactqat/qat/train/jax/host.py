@@ -2,7 +2,8 @@
 """Functions of NumPy arrays in compiled programs.
 
 On a CPU, XLA calls them on its own memory with a custom call: nothing is copied, and JAX is not involved. Elsewhere it
-is `jax.pure_callback`. In a program for several devices each of them computes all examples.
+is `jax.pure_callback`. In a program for several CPUs each of them computes all examples; one for several accelerators
+computes fake quantization in their place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import math
 import secrets
 import traceback
+import warnings
 import weakref
 from collections.abc import Sequence
 from functools import cache, partial
@@ -19,14 +21,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from exactqat.operators.jax import aval_of, host_target
+from exactqat.operators.jax import host_target
 
+from ....kit.planning.callers import users_line
 from ..core.primitives import HostFunction
 
 EXPORT = (
@@ -41,9 +44,9 @@ _call.multiple_results = True
 def call(
     function: HostFunction, likes: Sequence[jax.Array], trained: Sequence[jax.Array], features: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """One array for each of `likes`, with its type."""
-    arrays = [jnp.asarray(array) for array in (*trained, *features)]
-    return list(_call.bind(*arrays, function=function, likes=tuple(map(aval_of, likes)), trained=len(trained)))
+    """One array for each of `likes`, which are fake-quantized, with its type."""
+    arrays = [jnp.asarray(array) for array in (*likes, *trained, *features)]
+    return list(_call.bind(*map(lax.stop_gradient, arrays), function=function, likes=len(likes), trained=len(trained)))
 
 
 @cache
@@ -124,16 +127,17 @@ def _computed(function: HostFunction, trained: int, arrays: Sequence[np.ndarray]
 
 
 @_call.def_impl
-def _(*arrays: Array, function: HostFunction, likes: Likes, trained: int) -> list[Array]:
+def _(*arrays: Array, function: HostFunction, likes: int, trained: int) -> list[Array]:
+    types, arrays = arrays[:likes], arrays[likes:]
     results = _computed(function, trained, [np.asarray(array) for array in arrays])
     spread = next((array.sharding for array in arrays if isinstance(array.sharding, NamedSharding)), None)
     place = next(iter(arrays[-1].devices())) if spread is None else NamedSharding(spread.mesh, PartitionSpec())
-    return [jax.device_put(np.asarray(x, like.dtype), place) for x, like in zip(results, likes, strict=True)]
+    return [jax.device_put(np.asarray(x, like.dtype), place) for x, like in zip(results, types, strict=True)]
 
 
 @_call.def_abstract_eval
-def _(*avals: ShapedArray, function: HostFunction, likes: Likes, trained: int) -> list[ShapedArray]:
-    return list(likes)
+def _(*avals: ShapedArray, function: HostFunction, likes: int, trained: int) -> list[ShapedArray]:
+    return list(avals[:likes])
 
 
 def _batched(arrays: Sequence[Array], dims: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
@@ -153,12 +157,24 @@ def _batched(arrays: Sequence[Array], dims: Sequence[int | None], **parameters: 
 batching.primitive_batchers[_call] = _batched
 
 
-def _lower(context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, on_cpu: bool = False) -> Any:
-    if getattr(context.module_context.lowering_parameters, "for_export", False):
+def _lower(context: Any, *values: Any, function: HostFunction, likes: int, trained: int, on_cpu: bool = False) -> Any:
+    module = context.module_context
+    if getattr(module.lowering_parameters, "for_export", False):
         raise NotImplementedError(EXPORT)
+    if getattr(module.axis_context, "num_devices", 1) > 1 and not is_custom_call():
+        # A device that waits for the host would keep others from synchronizing with it, which may end the process.
+        warnings.warn(
+            "on several devices other than CPUs a frozen network stays fake quantization, which rounds sums otherwise "
+            "than the target, in up to some percent of a deep network's codes; evaluate on one device, or say "
+            "device=None in prepare",
+            stacklevel=users_line(),
+        )
+        return values[:likes]
+    context = context.replace(avals_in=context.avals_in[likes:])
+    values = values[likes:]
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
     if on_cpu and (target := host_target(_answer)) is not None:
-        context.module_context.add_keepalive(function)
+        module.add_keepalive(function)
         number = _number_of(function, trained, context.avals_in, context.avals_out)
         custom_call = partial(jax.ffi.ffi_call(target, types), function=np.int64(number))
         return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)

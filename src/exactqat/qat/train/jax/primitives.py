@@ -8,7 +8,6 @@ order, padding is (before, after) for each axis. Arrays add, multiply and compar
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, cast
@@ -19,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 import exactqat as eq
-from exactqat.operators.jax import fused, mesh_size, placed_like, replicas
+from exactqat.operators.jax import fused, placed_like, replicas
 
 from ..core.primitives import HostFunction
 from . import host
@@ -93,35 +92,19 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
 def on_host(function: HostFunction, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
     """What a function of two lists of NumPy arrays returns, with the gradient of `like`, whose shape and type it
     has."""
-    if _blocks([like, *first, *second]):
-        warnings.warn(
-            "on several devices other than CPUs a frozen network stays fake quantization, which rounds sums otherwise "
-            "than the target, in up to some percent of a deep network's codes; evaluate on one device, or say "
-            "device=None in prepare",
-            stacklevel=2,
-        )
-        return like
     first, second = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
     (result,) = host.call(function, [like], first, second)
     return with_gradient_of(placed_like(result, like), like)
 
 
-def _blocks(arrays: Sequence[Array]) -> bool:
-    """Whether a device that waits for the host would keep others from synchronizing with it, which may end the
-    process."""
-    return max(map(mesh_size, arrays)) > 1 and not host.is_custom_call()
-
-
 def network_on_host(
     function: HostFunction, like: Callable[[], Sequence[Array]], first: Sequence[Array], second: Sequence[Array]
-) -> list[Array] | None:
+) -> list[Array]:
     """What a function of two lists of NumPy arrays returns: one array for each of `like()`, with its shape, its type
     and its gradient. XLA drops what only gradients need if none are requested, and outside traced functions none can
-    be. None if arrays are sharded over several devices that are not CPUs (see `on_host`).
+    be.
     """
     leaves = [*first, *second]
-    if _blocks(leaves):
-        return None
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if not traced and max(len(leaf.devices()) for leaf in leaves if isinstance(leaf, Array)) == 1:
         place = next(iter(second[0].devices())) if isinstance(second[0], Array) else None
