@@ -279,7 +279,7 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
     x, y = np.zeros((12, 6, 5), np.float32), np.arange(12) % 2
     refused: list[tuple[dict[str, Any], str]] = [
         ({"x": x}, "must contain arrays named x and y, or x_train.*it contains x$"),
-        ({"x": x, "y": y[:5]}, r"y must have one label for each of 12 images, got shape \[5\]"),
+        ({"x": x, "y": y[:5]}, r"y must have one label for each of 12 examples, got shape \[5\]"),
         ({"x": x, "y": y * 0.5}, "y must contain integers or strings, got dtype float64"),
         ({"x": x.astype(str), "y": y}, "x must contain numbers, got dtype <U"),
         ({"x": x[0], "y": y[:6]}, r"x must be \[n, height, width\].*got shape \[6, 5\]"),
