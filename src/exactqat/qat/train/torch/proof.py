@@ -171,6 +171,8 @@ class _Sides(Subject):
                 ]
                 leaves += [(f"input {name}", x) for name, x in followed.items()]
                 evidence.gradients = {name: _array(x.grad) for name, x in leaves if x.grad is not None}
+                for _, x in leaves:
+                    x.grad = None
         evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
         if trial.training:
             model.eval()
@@ -179,7 +181,8 @@ class _Sides(Subject):
                 args, kwargs, followed = self._arguments(trial, self.arrays(trial.afterwards, nudge))
                 after = _tensors(model(*args, **kwargs))
                 sums = [x.sum() for x in after.values() if x.requires_grad]
-                if sums and followed:  # of a second call, in which a module that counts its calls does something else
+                # Of a second call, in which a module that counts its calls does something else.
+                if sums and followed and trial.scale < 1:
                     slopes = torch.autograd.grad(sums, list(followed.values()), allow_unused=True)
                     named = zip(followed, slopes, strict=True)
                     evidence.gradients |= {f"input {name}{AFTERWARDS}": _array(x) for name, x in named if x is not None}
