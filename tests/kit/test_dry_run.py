@@ -129,7 +129,7 @@ def for_keras():
         ("some_models:network", 2, "--example SHAPE"),
         ("some_models:network --example 3,4", 2, "must be a shape such as"),
         ("some_models:missing", 2, "has no attribute 'missing'"),
-        ("some_models", 2, "must be 'package.module:function'"),
+        ("some_models", 2, "or 'package.module:function', got 'some_models'"),
         ("some_models:for_jax --example 2x4", 0, "as 1 operator: 1 FULLY_CONNECTED"),
         ("some_models:for_keras --device reference", 0, "runs on reference as 1 operator: 1 FULLY_CONNECTED"),
     ],

@@ -448,7 +448,7 @@ class Inverse(nn.Module):
 
 @pytest.mark.parametrize("last", [nn.MaxPool2d(3, 2, 1), Inverse()])
 def test_training_computes_what_evaluation_does_where_real_numbers_are_infinite(last: nn.Module) -> None:
-    """Beside a padded pool, and where a table is asked for a code that stands for zero."""
+    """Beside a padded pool, and where a table is asked for the code of zero."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), last, nn.Conv2d(4, 2, 1))
     batch = torch.randn(4, 3, 8, 8)
     prepared = frozen(model, batch, steps=1)
