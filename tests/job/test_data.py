@@ -367,6 +367,6 @@ def test_reading_says_how_far_it_is(tmp_path: Path) -> None:
         path = tmp_path / f"class{number % 2}" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4), number % 251, np.uint8)).save(path)
-    messages: list[tuple[int, int]] = []
-    data.load(str(tmp_path), tell=lambda *counts: messages.append(counts))
-    assert messages[0] == (0, 1200) and messages[-1] == (1200, 1200) and len(messages) > 4 and messages == sorted(messages)
+    counts: list[tuple[int, int]] = []
+    data.load(str(tmp_path), tell=lambda *numbers: counts.append(numbers))
+    assert counts[0] == (0, 1200) and counts[-1] == (1200, 1200) and len(counts) > 4 and counts == sorted(counts)

@@ -644,7 +644,7 @@ def branches_too(m, x):
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (running_mean, r"line \d+\)?: training changes 'table', with which the model computes"),
+        (running_mean, "torch.mean: it mixes the examples of a batch"),
         (at_every_call, r"line \d+\)?: training changes 'table', with which the model computes"),
         *(
             (function, r"line \d+\)?: training changes '(table|factor)', with which the model computes")
