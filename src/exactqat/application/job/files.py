@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from .settings import PRECISION
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 # What a file of data holds by name.
 Record = dict[str, Any]
@@ -92,6 +96,9 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
 
     The lock is the operating system's: it ends with the process, however that ends, and leaves no file.
     """
+    if fcntl is None:
+        yield
+        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
