@@ -11,8 +11,10 @@ from torch import Tensor
 
 
 def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> Tensor:
-    """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge. across:
-    False moves along the first alone."""
+    """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge.
+
+    across: False moves along the first axis only.
+    """
     count, _, height, width = images.shape
     down, aside = max(1, height // 8), max(1, width // 8) if across else 0
     rows = torch.arange(height) + torch.randint(0, 2 * down + 1, (count, 1), generator=generator)
@@ -23,8 +25,16 @@ def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> 
 
 
 def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, limits: tuple[float, float]) -> Tensor:
-    """Images float32 [n, channels, height, width] changed at random by some of `settings.AUGMENTATIONS`, in that order,
-    within the limits; zeros where nothing is left."""
+    """Images changed at random.
+
+    Args:
+        images: float32 [n, channels, height, width].
+        names: from `settings.AUGMENTATIONS`, in that order, or just "none".
+        limits: the smallest and the largest value that an image may have.
+
+    Returns:
+        The same shape and dtype, within the limits; zeros where nothing is left.
+    """
     count, _, height, width = images.shape
     extent = limits[1] - limits[0]
 

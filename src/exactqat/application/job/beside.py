@@ -33,8 +33,13 @@ LAYER_IMAGES = IMAGES_AT_A_TIME = 128
 
 @dataclass(frozen=True)
 class Verified:
-    """A delivered file on a device, and the device, by its exact simulation, compared with training; not_run: why the
-    file was not run; empty: it was."""
+    """A delivered file on a device, and the device compared with what was trained.
+
+    Attributes:
+        report: of the file and the integers.
+        beside: of the answers to the test images, by the device's exact simulation.
+        not_run: why the file was not run; empty: it was.
+    """
 
     report: Report
     beside: Beside
@@ -50,8 +55,14 @@ class Verified:
 def beside_training(
     model: qat.PreparedModel, graph: Graph, split: Split, codes: np.ndarray, device: str, lowered: Lowered | None = None
 ) -> Beside:
-    """Compares a device with training, for a frozen model and the graph lowered from it; codes: the images of `split`
-    as the device takes them."""
+    """Compares a device with training.
+
+    Args:
+        model: frozen, in evaluation mode.
+        graph: lowered from it.
+        split: images and labels; codes: the images as the device takes them.
+        lowered: see `deploy.device_codes`.
+    """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
     kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}

@@ -51,7 +51,9 @@ def load(name: str, image_size: int | None = None, split: str | None = None, tel
         name: "digits", scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1;
             "glyphs", 2,496 letters of 16x16 pixels, rendered here, whose test images are other renderings in the same
             fonts; the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
-        split: as `settings.split` writes it, for data that is not yet divided.
+        image_size: height and width to which images are scaled, in pixels.
+        split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
+            yet divided.
         tell: takes how many of how many files were read.
     """
     path = Path(name)
@@ -265,7 +267,13 @@ def _dataset(
     name: str, parts: dict[str, Part], value_range: tuple[float, float], skipped: Sequence[str] = (), where: str = "",
     names: Mapping[str, Sequence[str]] | None = None, split: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off."""
+    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off.
+
+    Args:
+        where: the data is, for messages; its name if that says enough.
+        names: of each part's images, if they have any.
+        split: see `load`.
+    """
     where = where or name
     # Strings in their order, integers in theirs.
     labels = np.unique(next(iter(parts.values()))[1])

@@ -30,8 +30,11 @@ NOISE = 0.1  # standard deviation
 
 
 def rendered(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, height, width], uint8, white on black, and their letters [n], always the same for a seed and a version
-    of Pillow."""
+    """Images and their letters, always the same for a seed and a version of Pillow.
+
+    Returns:
+        uint8 [n, height, width], white on black, and strings [n].
+    """
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 

@@ -116,8 +116,10 @@ def temporary_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
     """A Pillow image as [height, width] or [height, width, 3], uint8 or uint16.
 
-    EXIF rotation is applied, palettes are resolved, transparent pixels become black, in proportion. The largest square
-    in the middle is scaled to `size`.
+    EXIF rotation is applied, palettes are resolved, transparent pixels become black, in proportion.
+
+    Args:
+        size: the largest square in the middle is scaled to it.
     """
     image = ImageOps.exif_transpose(image)
     mode = image.mode

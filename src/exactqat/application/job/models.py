@@ -224,10 +224,16 @@ def imported(name: str, what: str = "model", must: str = "model must be 'package
 
 
 def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
-    """An untrained model and its variables, None if it holds them itself: one of NETWORKS, a model of one of LIBRARIES
-    such as ``"timm/mobilenetv3_small_100"``, or ``"package.module:name"`` of a model, or of a class or function that
-    makes one, from the shape of an input without the batch and the number of classes, or from nothing. That runs the
-    module: a name from a file has to go through `named_in` first."""
+    """An untrained model and its variables, None if it holds them itself.
+
+    Args:
+        name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
+            ``"package.module:name"`` of a model, or of a class or function that makes one: of two arguments, `shape`
+            and `classes`, or of none. For JAX, it returns a pair, the model and its variables. That runs the module: a
+            name from a file has to go through `named_in` first.
+        shape: of one input, without the batch: (channels, height, width) or (features,).
+        classes: number of outputs.
+    """
     check_name(name)
     package, _, architecture = name.partition("/")
     if package in LIBRARIES:

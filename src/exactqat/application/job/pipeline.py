@@ -55,8 +55,13 @@ def make_rules(
     prepared: qat.PreparedModel,
 ) -> list[qat.Rule]:
     """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. The user's
-    rules decide this themselves; the input's range is that of the data whatever they say. ranges: where the user's
-    rules leave them at the default."""
+    rules decide this themselves; the input's range is that of the data whatever they say.
+
+    Args:
+        bits: of weights and activations.
+        ranges: where the user's rules leave them at the default.
+        prepared: the network, whose last layer stores the logits.
+    """
     weight_bits, activation_bits = bits
     rules = settings.layer_rules or (
         qat.Rule(glob.escape(list(prepared.layers())[-1][0]), weight_bits=weight_bits, activation_bits=8),
@@ -130,9 +135,11 @@ def run(
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
     Args:
+        dataset: instead of what `settings.data` names.
         processes: those that work on the job together; all but the first only train.
         resume: continue the job in the directory, if there is one; restart: move it aside, finished or not.
         accelerator: where networks train; everything else, including ranges and the device's integers, runs on the CPU.
+        keep_going: quantize even a float network that is no better than guessing.
         finish: writes more into the directory, while it is still locked.
     """
     out, progress = settings.out, progress or Progress()
@@ -195,7 +202,12 @@ def finished(
     out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
     finish: Callable[[Results], object] = lambda results: None,
 ) -> Results:  # fmt: skip
-    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again."""
+    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
+
+    Args:
+        model: see `stored_settings`.
+        finish: see `run`.
+    """
     settings = stored_settings(out, model)
     if sentence := unfinished(out):
         raise ValueError(sentence)
@@ -211,7 +223,12 @@ def finished(
 
 @dataclass(frozen=True)
 class Job:
-    """What all steps of a job need; resumed: whether an interrupted job continues."""
+    """What all steps of a job need.
+
+    Attributes:
+        resumed: whether an interrupted job continues.
+        manner: how its training runs go.
+    """
 
     settings: Settings
     dataset: Dataset
@@ -257,7 +274,11 @@ class Job:
         self, model: nn.Module, groups: training.Groups, epochs: int, title: str, name: str, manner: training.Manner,
         freeze_at: int | None = None,
     ) -> History:  # fmt: skip
-        """Trains a network; title: of the training, for users; name: of its files."""
+        """Trains a network; see `training.train`.
+
+        Args:
+            title: of the training, for users; name: of its files.
+        """
 
         def on_epoch(history: History) -> None:
             if history.loss:
@@ -297,7 +318,11 @@ class Job:
     def quantized(
         self, float_model: nn.Module, prepared: qat.PreparedModel, precision: str, method: Method
     ) -> tuple[qat.PreparedModel, list[qat.Rule], History | None]:
-        """A network by one method, frozen, its rules, and how it was trained."""
+        """A network by one method, frozen, its rules, and how it was trained.
+
+        Args:
+            prepared: made from the trained float network.
+        """
         settings, train, bits = self.settings, self.dataset.train, self.settings.precisions[precision]
         rules = make_rules(settings, bits, method.ranges, self.dataset.value_range, prepared)
         model = prepare_again(prepared, rules, device=settings.device)

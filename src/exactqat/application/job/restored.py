@@ -52,8 +52,11 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, Record]:
-    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file. model: see
-    `models.named_in`."""
+    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file.
+
+    Args:
+        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
+    """
     checkpoint = checkpoints.load_checkpoint(path)
     checkpoints.check_network(checkpoint, path)
     shape = checkpoint["input_shape"]
@@ -90,10 +93,12 @@ def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
 def export_directory(
     out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
 ) -> list[Path]:
-    """Rewrites the files of every delivered network from its checkpoint, and returns their paths: model.tflite, and
-    model.onnx if the package onnx is installed. Needs no data.
+    """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data.
+
+    model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
+        model: see `restore`.
         headers: also write a C header, with the same name as its identifiers' prefix.
         name: the prefix of these names; by default the directory's name and the precision, so that networks of several
             jobs can be part of one program. If a job has several networks, each gets its precision after it.
@@ -129,7 +134,12 @@ def verify_directory(
     device: str = "",
 ) -> dict[str, Verified]:  # fmt: skip
     """Reruns the delivered files on a device, and compares them with the simulation of the networks in the checkpoints,
-    and what the device computes with what was trained. model: see `restore`; device: see `beside.compared`."""
+    and what the device computes with what was trained.
+
+    Args:
+        model: see `restore`.
+        device: see `beside.compared`.
+    """
     progress = progress or Progress()
     verified = {}
     folders = delivered(out, "checkpoint.pt", "model.tflite")
@@ -150,8 +160,16 @@ def verify_directory(
 
 @dataclass(frozen=True)
 class Judged:
-    """A network and examples. name: of its folder in a job, or of the file; model: frozen, None for a file; inputs: an
-    array or one by name; targets: their classes, None if none are needed."""
+    """A network and examples.
+
+    Attributes:
+        name: of its folder in a job, or of the file.
+        path: of the .tflite file.
+        graph: what the file holds.
+        model: the prepared model, frozen; None for a file.
+        inputs: of the examples, an array or one by name.
+        targets: their classes; None if there are none and none are needed.
+    """
 
     name: str
     path: Path
@@ -176,8 +194,10 @@ def networks_of(
     Args:
         examples: a file of them (`deploy.examples.read_examples`); by default a part of the job's own data. A .tflite
             file has none.
+        model: see `restore`.
         part: of the job's data: train, validation or test.
         precision: the only folder to look at, such as w8a8.
+        classes: whether they are needed.
     """
     held = None if examples is None else read_examples(examples, part, classes)
     arrays = None if held is None else (held.inputs, held.targets)

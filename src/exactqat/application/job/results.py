@@ -58,8 +58,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels in three disjoint parts. value_range: (min, max) of any image, the input's fixed quantization
-    range; skipped: a sentence for each image that could not be used; noun: what an example is called."""
+    """Images and labels in three disjoint parts, and what is known about them.
+
+    Attributes:
+        value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
+        skipped: one sentence for each image that could not be used.
+        noun: what an example is called, such as image or sound.
+    """
 
     name: str
     class_names: tuple[str, ...]
@@ -96,8 +101,14 @@ class History:
 
 @dataclass(frozen=True)
 class Beside:
-    """A device compared with training, over some images: what they store, tensor by tensor including the logits, the
-    logits alone, the classes that each gives, [n], and those that the images show."""
+    """A device compared with training, over some images.
+
+    Attributes:
+        tensors: what the device stores against what training stored, tensor by tensor, including the outputs.
+        logits: the same, for the outputs alone.
+        trained_answers, device_answers: the class that each gives, [n].
+        labels: the class that an image shows, [n].
+    """
 
     tensors: tuple[Comparison, ...]
     logits: Comparison

@@ -40,8 +40,10 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class Method:
-    """One way to quantize: with training or without, and where activation ranges come from. searched: by `tune.search`,
-    which starts from such ranges."""
+    """One way to quantize: with training or without, and where activation ranges come from.
+
+    searched: by `tune.search`, which starts from such ranges.
+    """
 
     name: str
     title: str
@@ -206,7 +208,14 @@ def device_named(name: object) -> str:
 
 
 def setting(group: str, default: Any, check: Callable[[object], object], metavar: str = "", *names: str) -> Any:
-    """A field, in a group of options; None is allowed if it is the default. names: if not the field's own."""
+    """A field.
+
+    Args:
+        group: of options in the help.
+        check: see above; None is allowed if it is the default.
+        metavar: what help shows for the value.
+        names: on the command line, if not the field's own.
+    """
     return field(default=default, metadata={"group": group, "check": check, "metavar": metavar, "names": names})
 
 

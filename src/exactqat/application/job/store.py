@@ -43,8 +43,15 @@ def check_free(out: Path, resume: bool, restart: bool = False) -> None:
 
 
 def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit | None = None) -> bool:
-    """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue;
-    whether there is one. fit: what the network took from `settings.weights`, if they were read."""
+    """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue.
+
+    Args:
+        resume: continue the job in the directory, if there is one.
+        fit: what the network took from `settings.weights`, if they were read.
+
+    Returns:
+        Whether there is something to continue.
+    """
     out, job = settings.out, settings.out / "job.json"
     check_free(out, resume)
     fingerprint = dataset.fingerprint()
@@ -89,7 +96,11 @@ def read_job(out: Path) -> tuple[Record, str, Fit | None]:
 
 
 def stored_settings(out: Path, model: str | None = None) -> Settings:
-    """The settings of the job in a directory; model: see `models.named_in`."""
+    """The settings of the job in a directory.
+
+    Args:
+        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
+    """
     stored, *_ = read_job(out)
     try:
         settings = Settings(out, **stored)
@@ -134,8 +145,13 @@ def unfinished(out: Path) -> str:
 
 
 class Logs:
-    """A table of epochs for each training run, and how long the job has taken. records: whether anything is written,
-    not for a finished job that is evaluated again; processes_before: how many trained it last; None: none yet."""
+    """A table of epochs for each training run, and how long the job has taken.
+
+    Attributes:
+        records: whether anything is written; not for a finished job that is evaluated again.
+        runs: how often the job was started.
+        processes_before: how many trained it last; None: none yet.
+    """
 
     def __init__(self, out: Path, processes: int = 1, records: bool = True) -> None:
         self._folder, self._processes, self._started = out / "training", processes, time.perf_counter()

@@ -120,7 +120,11 @@ def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
 
 
 def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> Tensor:
-    """The loss of logits [n, classes], summed over the examples; images: the inputs that gave the outputs."""
+    """The loss, summed over the examples.
+
+    Args:
+        outputs: [n, classes] logits; labels: [n]; images: the inputs that gave the outputs.
+    """
     losses = F.cross_entropy(outputs, labels, reduction="none")
     if manner.class_weights is not None:
         # Not divided by the weights' sum, which differs from batch to batch.
@@ -170,7 +174,11 @@ def accuracy_and_loss(
 
 
 def check_ranges(model: nn.Module, when: str) -> None:
-    """Raises RangeCollapsed for a prepared network with a range of zero width; other networks have no ranges."""
+    """Refuses a prepared network with a range of zero width; other networks have no ranges.
+
+    Raises:
+        RangeCollapsed: names the layer, its range, and `when` it was.
+    """
     if not isinstance(model, qat.PreparedModel):
         return
     for path, layer in model.layers():
@@ -198,9 +206,19 @@ def train(
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate, which the manner's schedule changes.
-        freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Then only later states can be the best.
-        accelerator: where the network trains. Images are drawn and augmented on the CPU: they are the same everywhere.
+        name: of this training, for error messages.
+        freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Then only later states can
+            be the best.
+        processes: those that train together, all with the same arguments.
+        resume: continue from `state_path` if it exists, whatever it was trained on.
+        accelerator: where the network trains. Images are drawn and augmented on the CPU, so they are the same
+            everywhere.
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
+
+    Raises:
+        TrainingDiverged: the loss became NaN or infinite.
+        RangeCollapsed: a quantization range lost its width.
+        ValueError: `state_path` is damaged or belongs to another training.
     """
     progress, settings = progress or Progress(), manner.settings
     model.to(accelerator)

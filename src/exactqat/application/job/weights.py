@@ -26,16 +26,24 @@ SHOWN, NAME_LENGTH = 5, 80
 
 @dataclass(frozen=True)
 class Fit:
-    """What a network took from a file of weights: the file's SHA-256, and what a user should know about it."""
+    """What a network took from a file of weights.
+
+    Attributes:
+        digest: of the file, SHA-256.
+        sentences: what a user should know about it.
+    """
 
     digest: str
     sentences: Sequence[str]
 
 
 def put(model: nn.Module, path: Path) -> Fit:
-    """Loads weights into a network, as far as their names and shapes agree, from safetensors or a state dict that
-    `torch.save` wrote, alone or as part of a checkpoint. An additional prefix of all matching names, such as "module.",
-    is removed."""
+    """Loads the weights from a file into a network, as far as their names and shapes agree.
+
+    Args:
+        path: of a state dict that `torch.save` wrote, alone or as part of a checkpoint, or of safetensors. An
+            additional prefix of all matching names, such as "module.", is removed.
+    """
     content, tensors = read(path)
     own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}
     prefix = _prefix(tensors, own)

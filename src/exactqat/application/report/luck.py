@@ -69,7 +69,11 @@ class Paired:
 
 
 def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray) -> Paired:
-    """Compares a network with another: whether each image was right, [n], for the network and for the other."""
+    """Compares a network with another.
+
+    Args:
+        right, other: whether each image was right, [n], for the network and for the other.
+    """
     from scipy.stats import binomtest
 
     own, others = np.asarray(right, bool), np.asarray(other, bool)

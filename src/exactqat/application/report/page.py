@@ -43,8 +43,13 @@ def escape(text: object) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text of a table. hover: what is shown next to the pointer; tone: "good", "bad" or neither; short: the text on a
-    terminal, where columns are few; empty: the same."""
+    """A text of a table.
+
+    Attributes:
+        hover: what is shown next to the pointer.
+        tone: "good" or "bad"; empty: neither.
+        short: the text on a terminal, where columns are few; empty: the same.
+    """
 
     text: str
     hover: str = ""
@@ -101,5 +106,10 @@ def _environment() -> Environment:
 
 
 def render(template: str, **content: object) -> str:
-    """A page by a file in `templates/` and what it names. Strings are escaped; `markupsafe.Markup` is HTML."""
+    """A page.
+
+    Args:
+        template: a file in `templates/`.
+        content: what it names. Strings are escaped; `markupsafe.Markup` is HTML.
+    """
     return _environment().get_template(template).render(content)
