@@ -662,35 +662,12 @@ def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Pa
 def test_weights_move_between_frameworks() -> None:
     """The same network with the same numbers is the same graph, integer for integer, trained by PyTorch or by JAX."""
     torch = pytest.importorskip("torch")
-    from torch import nn
+    from moving_weights import Network
 
     from exactqat.deploy.lower import lower
 
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(1, 8, (10, 4), 2, (4, 1), bias=True)
-            self.stem_norm = nn.BatchNorm2d(8)
-            self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
-            self.depthwise_norm = nn.BatchNorm2d(8)
-            self.pointwise = nn.Conv2d(8, 8, 1)
-            self.pointwise_norm = nn.BatchNorm2d(8)
-            self.head = nn.Linear(8 * 12 * 5, 4)
-
-        def forward(self, x):
-            x = torch.relu(self.stem_norm(self.stem(x)))
-            x = torch.relu(self.depthwise_norm(self.depthwise(x)))
-            x = nn.functional.relu6(self.pointwise_norm(self.pointwise(x)))
-            return self.head(x.flatten(1))
-
     torch.manual_seed(0)
     network = Network()
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight, 0.0, 1.0)  # some factors are negative
-            nn.init.normal_(module.bias)
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.1, 2.0)
     images = torch.randn(8, 1, 25, 10)
     theirs = qat.prepare(network, images)
     qat.calibrate(theirs, [images])
