@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs exactqat[onnx]")
 onnx = pytest.importorskip("onnx", reason="needs exactqat[onnx]")
 
-from device_cases import CASES  # noqa: E402
+from device_cases import CASES, NAMES  # noqa: E402
 from sweep import graphs  # noqa: E402
 
 from exactqat.deploy import (  # noqa: E402
@@ -156,6 +156,15 @@ def test_every_declaration(kind: str, tmp_path: Path) -> None:
         assert report.values > 0
         for row in (*report.operators, *report.outputs):
             assert row.largest_difference <= 1, (row, graph.operators)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_kind_is_written_or_refused(kind: str, tmp_path: Path) -> None:
+    for graph, _ in graphs(kind, "onnxruntime-x86", 2):
+        try:
+            write_onnx(graph, tmp_path / "model.onnx")
+        except Refusal as refusal:
+            assert "ONNX" in str(refusal), refusal
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])

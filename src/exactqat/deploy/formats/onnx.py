@@ -125,7 +125,10 @@ class _OnnxWriter:
         for end in self.ends[0]:
             self.take(end)
         for operator in self.graph.operators:
-            OPERATORS[operator.kind].onnx(self, operator, self.graph.tensors[operator.outputs[0]])
+            output = self.graph.tensors[operator.outputs[0]]
+            if {output.dtype, self.graph.tensors[operator.inputs[0]].dtype}.isdisjoint(CODE_RANGES):
+                raise Refusal(f"{operator.kind} of {output.dtype} has no form in ONNX here, only that of codes has")
+            OPERATORS[operator.kind].onnx(self, operator, output)
         for end in self.ends[1]:
             self.give(end)
         helper = self.onnx.helper
