@@ -34,6 +34,7 @@ from exactqat import deploy, qat
 from exactqat.deploy import PROFILES, unclaimed
 from exactqat.deploy.lower import lower
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
+from exactqat.kit.device import Refusal
 
 SECONDS = 1800
 BITS = {"": {}, " 4 bits": {"weight_bits": 4, "activation_bits": 4}}
@@ -170,10 +171,10 @@ def one(name: str) -> dict[str, Any]:
             if profile in deploy.profiles_here():
                 graph = lower(prepared)
                 with tempfile.TemporaryDirectory() as folder:
-                    path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
                     try:
+                        path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
                         report = deploy.verify(graph, path, codes, profile)
-                    except RuntimeRefusal:
+                    except (Refusal, RuntimeRefusal):
                         row["refused_by"] = [*row.get("refused_by", []), profile]
                         continue
                 claimed = not unclaimed(graph, profile)
