@@ -159,12 +159,7 @@ class _Sides(Subject):
             self.halves = self.halves or settled.halves
             evidence = Evidence({name: _array(value) for name, value in results.items()})
             if trial.gradients:
-                sums = [
-                    (x * torch.as_tensor(cotangent(name, x.shape), device=x.device)).sum()
-                    for name, x in results.items()
-                    if x.requires_grad
-                ]
-                if sums:
+                if sums := _weighted_sums(results):
                     torch.stack(sums).sum().backward()
                 leaves: list[tuple[str, Tensor]] = [
                     (name, x) for name, x in model.named_parameters() if id(x) not in self.ranges
@@ -180,14 +175,21 @@ class _Sides(Subject):
             with torch.set_grad_enabled(trial.gradients), _Settled():
                 args, kwargs, followed = self._arguments(trial, self.arrays(trial.afterwards, nudge))
                 after = _tensors(model(*args, **kwargs))
-                sums = [x.sum() for x in after.values() if x.requires_grad]
-                # Of a second call, in which a module that counts its calls does something else.
-                if sums and followed and trial.scale < 1:
+                sums = _weighted_sums(after)
+                # Of a second call, in which a module that counts its calls does something else. Not of one example:
+                # PyTorch's own batch norm in evaluation (2.13) then has wrong gradients, depending on strides.
+                if sums and followed and trial.afterwards.examples > 1:
                     slopes = torch.autograd.grad(sums, list(followed.values()), allow_unused=True)
                     named = zip(followed, slopes, strict=True)
                     evidence.gradients |= {f"input {name}{AFTERWARDS}": _array(x) for name, x in named if x is not None}
             evidence.results |= {f"{name}{AFTERWARDS}": _array(x) for name, x in after.items()}
         return evidence, results
+
+
+def _weighted_sums(results: Mapping[str, Tensor]) -> list[Tensor]:
+    """The sum of each result times `cotangent`: that of normalized values alone is nothing but rounding."""
+    weights = {name: torch.as_tensor(cotangent(name, x.shape), device=x.device) for name, x in results.items()}
+    return [(x * weights[name]).sum() for name, x in results.items() if x.requires_grad]
 
 
 def _array(tensor: Tensor) -> np.ndarray:
