@@ -24,9 +24,11 @@ from damaged_files import cases
 from test_read_tflite import FILES, READ
 
 from exactqat import cli
-from exactqat.deploy import Builder, per_tensor, profiles_here
+from exactqat.deploy import Builder, per_tensor, profiles_here, read_tflite, simulate
+from exactqat.deploy.chosen import chosen_codes, random_codes
+from exactqat.deploy.formats.read_tflite import UnsupportedFile
 from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
-from exactqat.deploy.inspect import inspect
+from exactqat.deploy.inspect import inspect, refused_as_json
 from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
 from exactqat.kit.device import Refusal
 from exactqat.kit.device.tensor import INDICES
@@ -106,6 +108,36 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
         except (Refusal, RuntimeError) as error:
             answers.append(str(error))
     assert len(answers) == 20 and all(answers)
+
+
+def test_chosen_inputs_show_what_random_ones_miss() -> None:
+    graph = read_tflite(FILES / "branches.int8.tflite")
+
+    def differing(codes: dict[str, np.ndarray]) -> int:
+        one, other = (simulate(graph, codes, name, graph.results(), progress=False) for name in ("xnnpack-x86", "micro"))
+        return sum(bool(np.any(one[name] != other[name])) for name in one)
+
+    chosen = chosen_codes(graph, 8, ("xnnpack-x86", "reference", "micro"), 0, 1 << 28)
+    assert all(len(codes) == 8 for codes in chosen.values())
+    assert differing(chosen) > differing(random_codes(graph, 8, 0))
+    again = chosen_codes(graph, 8, ("xnnpack-x86", "reference", "micro"), 0, 1 << 28)
+    assert all(np.array_equal(codes, again[name]) for name, codes in chosen.items())
+
+
+def test_every_reason_is_in_the_json(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="exactqat check .*model.keras") as keras:
+        inspect(tmp_path / "model.keras")
+    answer = json.loads(refused_as_json(tmp_path / "model.keras", keras.value))
+    assert answer == {"schema": 1, "name": "model.keras", "refused": {str(keras.value): []}}
+    unsupported = UnsupportedFile("a file", {"the operator ATAN2": ["one", "two"]})
+    answer = json.loads(refused_as_json("model.tflite", unsupported))
+    assert answer["refused"] == {"the operator ATAN2": ["one", "two"]}
+
+
+def test_a_file_has_its_own_footprint() -> None:
+    path = FILES / "branches.int8.tflite"
+    graph = read_tflite(path)
+    assert graph.file == path.read_bytes() and replace(graph, metadata={}).file is None
 
 
 @pytest.mark.slow

@@ -437,6 +437,9 @@ def test_what_others_write_and_we_do_not() -> None:
 def test_features_that_are_refused() -> None:
     content = tflite_bytes(small_graph())
 
+    def compiled(model: Any) -> None:
+        model.operatorCodes[0] = schema.OperatorCodeT(32, customCode="edgetpu-custom-op", builtinCode=32)
+
     def custom(model: Any) -> None:
         model.operatorCodes[0] = schema.OperatorCodeT(builtinCode=32, deprecatedBuiltinCode=32, customCode="TheirOwn")
 
@@ -457,6 +460,7 @@ def test_features_that_are_refused() -> None:
     for change, message in (
         (real_bias, r"a bias in float32 beside an input in int8, which no runtime adds \(at first\)"),
         (custom, r"the custom operator TheirOwn \(at first\)"),
+        (compiled, "compiled for the Edge TPU; inspect the file it was compiled from"),
         (no_scale, r"int8 without a scale \(at x\)"),
         (int4, r"constant 'first/filter' of int4 and shape \[4, 3, 3, 3\] has 108 bytes"),
         (activation, r"activation must be one of NONE, RELU, RELU6, got 'RELU_N1_TO_1' \(at first\)"),

@@ -354,16 +354,17 @@ def inspect_file(
     or if nothing could be compared.
 
     Args:
-        data: Inputs by name, each with the batch first: real numbers, or codes; by default random codes.
+        data: Inputs by name, each with the batch first: real numbers, or codes; by default codes that show differences.
         examples: How many examples are run, at most.
         device: Device to run it on; several times for several. By default all that this machine has.
-        seed: Seed of the random codes.
+        seed: Of what is chosen at random.
         float_file: The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.
         reduced: Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.
     """
     from ..application.job import files
-    from ..deploy.inspect import inspect
+    from ..deploy.inspect import SECONDS, inspect, refused_as_json
     from ..deploy.reduce import reduce
+    from ..kit.device import Refusal
 
     if reduced is not None:
         files.check_writable(reduced)
@@ -372,7 +373,12 @@ def inspect_file(
         if file.suffix.lower() == ".onnx" and path is not None:
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
-        inspection = inspect(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
+        try:
+            inspection = inspect(file, data, examples, device or None, seed, SECONDS, status.update, float_file)
+        except Refusal as refusal:
+            if as_json:
+                console.print(refused_as_json(file, refusal), soft_wrap=True)
+            raise
     # A program may read it: nothing is wrapped or styled.
     console.print(inspection.as_json() if as_json else inspection.text(min(columns(), 100)), soft_wrap=True)
     if reduced is not None:
@@ -381,7 +387,7 @@ def inspect_file(
         said = "no device differs" if outcome is None else f"{outcome.graph}, {outcome.arrays}: {outcome.sentence}"
         errors.print(said, soft_wrap=True)
     if not inspection.ran_on:
-        raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
+        raise ValueError(f"{file}: nothing was compared; the reasons are above")
     return inspection.equal
 
 
@@ -401,7 +407,7 @@ def check(
     Args:
         model: package.module:name of a PyTorch, Keras or Flax model, or of a function that returns one, without
             arguments or, as train --model takes it, of shape and classes; for JAX, of one that returns the function or
-            module and its parameters; timm/NAME or torchvision/NAME.
+            module and its parameters; timm/NAME or torchvision/NAME; a .keras or .h5 file.
         example: Shape of an input with its batch, such as 1x3x224x224; once for each input. Keras models that know
             their sizes need none.
         classes: What a function of shape and classes is called with.

@@ -92,10 +92,10 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
     """Measures the network's footprint on a microcontroller.
 
     Args:
-        content: its .tflite file, if already written.
+        content: its .tflite file, if already written; by default the one that the graph was read from.
     """
     require_graph(graph)
-    content = tflite_bytes(graph) if content is None else content
+    content = content or graph.file or tflite_bytes(graph)
     arena, why_not = arena_of(content)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
     kinds = dict(Counter(operator.kind for operator in graph.operators))

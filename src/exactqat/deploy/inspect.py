@@ -29,15 +29,17 @@ from ..kit.device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..kit.device.operator import FLOAT
 from ..kit.device.profile import that_run
 from ..kit.device.tensor import CODE_RANGES, RAW, Tensor
-from ..kit.display import Finding, aligned, printable, shortened
+from ..kit.display import Finding, aligned, listed, printable, shell_word, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
+from .chosen import chosen_codes
+from .chosen import random_codes as random_codes
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite
 from .comparison import Comparison
 from .examples import Data, batches_of, unless_file
 from .footprint import arena_of
 from .formats.read_onnx import read_onnx
-from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
+from .formats.read_tflite import FileEnd, TfliteFile, UnsupportedFile, path_of_file, read_content
 from .formats.tflite import import_deploy
 from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
@@ -54,13 +56,16 @@ SECONDS = 600.0
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 # Bytes of one device's results of all random examples.
 MOST_RESULTS = 1 << 29
-DRAWN_AT_ONCE = 1 << 20
+# Of what `Inspection.as_json` writes, as docs/inspect.md says: another number if a name goes or changes its meaning.
+SCHEMA = 1
+# Operators of an .onnx file that choose grids while it runs.
+DYNAMIC = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operator: its result, kind, shape and dtype, the bits of its weights, and its multiply-accumulates for one
-    example."""
+    """One operator: its result, kind, shape and dtype, the bits of its weights, its multiply-accumulates for one
+    example, and the share of its result's codes that the inputs reached."""
 
     result: str
     kind: str
@@ -68,6 +73,7 @@ class Layer:
     dtype: str
     weight_bits: int | None
     multiply_accumulates: int
+    reached: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ class Inspection(Finding):
         words: number of its operators by name, including those that no graph has.
         layers: the network's operators.
         examples: how many examples were run.
+        chosen: whether they were chosen to show differences; False: they are the user's.
         devices: what each device computed from it.
         disagreements: pairs of devices whose simulations differ.
         beside_float: each layer compared with the float network, if one was given.
@@ -157,6 +164,7 @@ class Inspection(Finding):
     words: Mapping[str, int]
     layers: tuple[Layer, ...]
     examples: int
+    chosen: bool
     devices: tuple[DeviceFindings, ...]
     disagreements: tuple[Disagreement, ...]
     beside_float: tuple[LayerBesideFloat, ...] = ()
@@ -184,13 +192,19 @@ class Inspection(Finding):
         return f"{shortened(self.name)}: {len(self.layers):,} operators. {_verdict(self)}"
 
     def as_json(self) -> str:
-        """All of it."""
+        """All of it, as docs/inspect.md describes."""
         totals = {"multiply_accumulates": self.multiply_accumulates, "equal": self.equal}
-        return json.dumps({**asdict(self), **totals}, indent=2)
+        return json.dumps({"schema": SCHEMA, **asdict(self), **totals}, indent=2)
 
     def text(self, width: int = 80) -> str:
         """All of it for a terminal of `width` columns."""
         return _text(self, width)
+
+
+def refused_as_json(path: str | os.PathLike[str], refusal: Refusal) -> str:
+    """Why a file is not inspected: every reason with all its places."""
+    reasons = refusal.reasons if isinstance(refusal, UnsupportedFile) else {str(refusal): ()}
+    return json.dumps({"schema": SCHEMA, "name": os.path.basename(path), "refused": reasons}, indent=2)
 
 
 @dataclass(frozen=True)
@@ -235,6 +249,9 @@ def read_file(path: str | os.PathLike[str], signature: str = "") -> InspectedFil
         OSError, Refusal, UnsupportedOperator: as `inspect`.
     """
     path = path_of_file(path)
+    if path.suffix.lower() in (".keras", ".h5"):
+        remedy = f"exactqat check {shell_word(path)} says what becomes of it on a device"
+        raise Refusal(f"{shortened(path.name)} is a model of Keras, which has no integers", remedy=remedy)
     if path.suffix.lower() != ".onnx":
         file = read_content(path.read_bytes(), path.name, signature)
         inputs, outputs = (
@@ -252,7 +269,13 @@ def read_file(path: str | os.PathLike[str], signature: str = "") -> InspectedFil
         raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
     # Its integers are those of the network that would be trained from it; `qat` imports `deploy`, so not at the top.
     files: Any = import_module("exactqat.qat.train.files")
-    return file_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
+    model = read_onnx(path)
+    onnx: Any = import_deploy("onnx", "onnx")
+    dynamic = DYNAMIC & {_decoded(node.op_type) for node in onnx.load_model_from_string(model.content).graph.node}
+    if dynamic:
+        what = f"{shortened(path.name)} chooses its grids while it runs ({listed(sorted(dynamic))})"
+        raise Refusal(what, remedy="so there are no integers to compare; quantize_static writes files that have some")
+    return file_of_onnx(files.OpenedFile(model).on_onnxruntime())
 
 
 def file_of_onnx(network: OnnxNetwork) -> InspectedFile:
@@ -323,10 +346,10 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: random codes.
-        examples: how many random examples, or at most how many of `data`; for large networks fewer random ones are run.
+            last. None: codes at which devices differ and that reach most codes of all results (`deploy.chosen`).
+        examples: how many are chosen, or at most how many of `data`; for large networks fewer are run.
         devices: whose runtimes run the file; by default all of `profiles_here`.
-        seed: for the random codes.
+        seed: for what is chosen at random.
         seconds: time limit for a process that runs a device, or simulates all of them.
         progress: called with what is done next.
         float_file: the float network that a .tflite file was made from, a .tflite or an .onnx file:
@@ -352,7 +375,9 @@ def inspect(
     profiles, here = that_run(suffix), profiles_here(suffix)
     if float_file is not None and not is_tflite:
         raise ValueError(f"float_file is for .tflite files, and {shortened(subject.name)} is an .onnx file")
-    codes = codes_of(subject, data, examples, seed)
+    if data is None:
+        say("choosing inputs")
+    codes = codes_of(subject, data, examples, seed, seconds)
     wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if name not in profiles]
     if others:
@@ -387,8 +412,9 @@ def inspect(
         inputs=subject.inputs,
         outputs=subject.outputs,
         words=subject.words,
-        layers=tuple(_layer(graph, operator) for operator in graph.operators),
+        layers=tuple(_layer(graph, operator, simulated["reached"]) for operator in graph.operators),
         examples=len(next(iter(codes.values()))),
+        chosen=data is None,
         devices=tuple(
             replace(device, not_simulated=simulated["refused"].get(name, device.not_simulated))
             for name, device in findings.items()
@@ -451,21 +477,21 @@ def _bytes(graph: Graph, names: Iterable[str]) -> int:
     return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
 
 
-def _layer(graph: Graph, operator: Operator) -> Layer:
+def _layer(graph: Graph, operator: Operator, reached: Mapping[str, float]) -> Layer:
     output = graph.tensors[operator.outputs[0]]
     constants = [graph.tensors[name].data for name in operator.inputs]
     weights = [data.astype(int) for data in constants if data is not None and data.dtype == np.int8]
     # -128 is a code of eight bits.
     bits = min(max(int(np.abs(codes).max()) for codes in weights).bit_length() + 1, 8) if weights else None
     work = graph.multiply_accumulates(operator)
-    return Layer(output.name, operator.kind, output.shape, output.dtype, bits, work)
+    return Layer(output.name, operator.kind, output.shape, output.dtype, bits, work, reached.get(output.name))
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int) -> dict[str, np.ndarray]:
-    """The codes to run: the user's, at most so many examples, or random ones; of a .tflite file as many as fill
+def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int, seconds: float) -> dict[str, np.ndarray]:
+    """The codes to run: the user's, at most so many examples, or chosen ones; of a .tflite file as many as fill
     `MOST_RESULTS` for a device."""
     graph = subject.graph
     if data is None and subject.suffix == ".tflite":
@@ -473,7 +499,11 @@ def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int) -> di
         examples = max(1, min(examples, MOST_RESULTS // max(one, 1)))
     need_a_bounded_size(graph, subject.name, examples)
     if data is None:
-        return random_codes(graph, examples, seed)
+        chosen = answer_of(_chosen, graph, examples, that_run(subject.suffix), seed, seconds=seconds)
+        return {
+            name: np.frombuffer(bytearray.fromhex(chosen[name]), tensor.dtype).reshape(examples, *tensor.shape[1:])
+            for name, tensor in ((name, graph.tensors[name]) for name in graph.inputs)
+        }
     ports = graph.signature.inputs
     names = [port.name for port in ports]
     batch = next(batches_of(unless_file(data, names), len(ports), examples))
@@ -489,27 +519,13 @@ def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int) -> di
     return Intake(graph).codes(arrays)
 
 
-def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
-    """Every other example stays near the zero points, where little saturates."""
-    rng, codes = np.random.default_rng(seed), {}
-    for name in graph.inputs:
-        tensor = graph.tensors[name]
-        if tensor.dtype == FLOAT:
-            codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
-            continue
-        lowest, highest = graph.limits(name)
-        codes[name] = np.empty((examples, *tensor.shape[1:]), tensor.dtype)
-        for number, example in enumerate(codes[name].reshape(examples, -1)):
-            # Some at a time: they are drawn in 64 bits.
-            for start in range(0, example.size, DRAWN_AT_ONCE):
-                values = rng.integers(lowest, highest + 1, example[start : start + DRAWN_AT_ONCE].shape)
-                if number % 2:
-                    values = np.clip(values // 8 + tensor.quantization.zero_point[0], lowest, highest)
-                example[start : start + DRAWN_AT_ONCE] = values
-    return codes
-
-
 # --- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def _chosen(graph: Graph, examples: int, profiles: Sequence[str], seed: int) -> Answer:
+    """`chosen_codes` as JSON has them."""
+    codes = chosen_codes(graph, examples, profiles, seed, MOST_RESULTS // len(profiles))
+    return {name: array.tobytes().hex() for name, array in codes.items()}
 
 
 def _compared(subject: InspectedFile, codes: Mapping[str, np.ndarray], profile: str) -> Answer:
@@ -538,6 +554,7 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
     states = {profile: graph.initial_state() for profile in profiles}
     pairs = {pair: _Pair({name: Comparison(name, "") for name in results}) for pair in combinations(profiles, 2)}
     refused: dict[str, str] = {}
+    reached = {name: np.zeros(65536, bool) for name in results if graph.tensors[name].dtype in CODE_RANGES}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
@@ -547,6 +564,8 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
                 simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:
                 refused[profile] = str(error)
+        for name, seen in reached.items() if simulated else ():
+            seen[next(iter(simulated.values()))[name]] = True  # negative codes count from the end
         for names, pair in pairs.items():
             if all(profile in simulated for profile in names):
                 first, second = (before[profile] for profile in names)
@@ -554,7 +573,12 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
                 same = all(np.array_equal(held, second[name]) for name, held in first.items())
                 pair.add(graph, {**batch, **first, **simulated[names[0]]}, simulated[names[1]], same)
     disagreements = [pair.disagreement(graph, names) for names, pair in pairs.items()]
-    return {"refused": refused, "disagreements": [answer for answer in disagreements if answer is not None]}
+    shares = {
+        name: int(seen.sum()) / (1 << 8 * np.dtype(graph.tensors[name].dtype).itemsize)
+        for name, seen in reached.items()
+    }
+    differing = [answer for answer in disagreements if answer is not None]
+    return {"refused": refused, "disagreements": differing, "reached": shares}
 
 
 # How many examples of one operator are searched for a mechanism.
@@ -653,10 +677,11 @@ def _text(file: Inspection, width: int) -> str:
         length = max(length - max(max(map(len, table)) - width, 0), 8)
         rows = [
             (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
-             "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
+             "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}",
+             "–" if layer.reached is None else f"{layer.reached:.0%}")
             for number, layer in enumerate(file.layers)
         ]  # fmt: skip
-        table = _table(("", "result", "operator", "shape", "bits", "multiply-adds"), rows, 4)
+        table = _table(("", "result", "operator", "shape", "bits", "multiply-adds", "codes"), rows, 4)
     lines += ["", *table, ""]
     real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in file.layers)
     if real:
@@ -668,7 +693,9 @@ def _text(file: Inspection, width: int) -> str:
         claimed = "yes" if ran and all(row.exact for row in device.operators) else "not all" if ran else "–"
         counts.append((device.profile, f"{device.values:,}" if ran else "not run",
                        f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
-    lines += [*wrapped(f"Integers of the runtimes beside the simulation, {file.examples} examples:")]
+    which = " chosen to show differences" if file.chosen else ""
+    reach = "The last column of the table says what share of a result's codes they reach."
+    lines += wrapped(f"Integers of the runtimes beside the simulation, {file.examples} examples{which}. {reach}")
     lines += _table(("device", "compared", "differ", "equality is claimed"), counts, 1)
     for device in file.devices:
         reason = device.not_run or device.not_simulated
@@ -714,6 +741,8 @@ def _text(file: Inspection, width: int) -> str:
         if first is not None:
             where = f"{first.kind} {name_in_short(first.result)!r}"
             lost = f"The first layer below {LOST:g} dB beside the float network is {where}."
+        if file.chosen:
+            lost += " The inputs were random codes, not the network's real inputs: give those as data."
         if unknown:
             lost += f" {unknown} of {len(file.beside_float)} layers have no partner in it."
         lines += ["", *_table(header, beside, 2), *wrapped(lost), ""]

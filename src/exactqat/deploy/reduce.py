@@ -105,13 +105,14 @@ def reduce(
     subject = read_file(path)
     if subject.suffix != ".tflite":
         raise Refusal(f"{shortened(subject.name)} is an .onnx file", remedy=".tflite files are reduced")
-    sought = _sought(inspect(subject, data, examples, devices, seed, seconds, progress))
+    codes = codes_of(subject, data, examples, seed, seconds)
+    arrays = {port.name: codes[port.tensor] for port in subject.graph.signature.inputs}
+    sought = _sought(inspect(subject, arrays, examples, devices, seed, seconds, progress))
     if sought is None:
         return None
     say("reducing the difference")
     if subject.graph.variables:
         raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
-    codes = codes_of(subject, data, examples, seed)
     with tempfile.TemporaryDirectory() as folder:
         try:
             said = try_in_a_child(_work, subject, codes, sought, folder, seconds=seconds)

@@ -26,8 +26,8 @@ from ..kit.planning.ends import Ends
 from ..kit.planning.network import Constant, Network, Value
 from ..kit.planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..kit.planning.rules import Rule
+from .chosen import random_codes
 from .graph import Graph, Operator
-from .inspect import random_codes
 from .lower import Lowering
 from .simulate import simulate
 from .weights_on_grid import Trainable, weights_on_grid

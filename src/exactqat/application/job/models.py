@@ -230,10 +230,14 @@ def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
         name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
             ``"package.module:name"`` of a model, or of a class or function that makes one: of two arguments, `shape`
             and `classes`, or of none. For JAX, it returns a pair, the model and its variables. That runs the module: a
-            name from a file has to go through `named_in` first.
+            name from a file has to go through `named_in` first. Or a file of Keras', whose code does not run.
         shape: of one input, without the batch: (channels, height, width) or (features,).
         classes: number of outputs.
     """
+    if name.endswith((".keras", ".h5")):
+        import keras
+
+        return keras.models.load_model(name, compile=False), None
     check_name(name)
     package, _, architecture = name.partition("/")
     if package in LIBRARIES:

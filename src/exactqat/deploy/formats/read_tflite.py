@@ -68,8 +68,20 @@ CONTROL_FLOW, COMPOSITE = ("WHILE", "IF", "CALL", "STABLEHLO_WHILE", "STABLEHLO_
 MOST_COMPOSITES = 1000
 # A field of an operator's options by name; None where the file does not have it.
 Option = Callable[[str], Any]
+# What Google's compiler for the Edge TPU leaves of a network, in code for that chip.
+EDGE_TPU = "edgetpu-custom-op"
 # Operators that the schema lacks, by their names in files.
 CUSTOM = {declaration.custom_code: kind for kind, declaration in OPERATORS.items() if declaration.custom_code}
+
+
+class UnsupportedFile(Refusal):
+    """A file holds what a graph cannot say; `reasons`: each of them, with all its places."""
+
+    def __init__(self, name: str, reasons: Mapping[str, Sequence[str]]) -> None:
+        parts = [f"{reason} (at {listed(places, 4)})" for reason, places in reasons.items()]
+        what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
+        super().__init__(f"{what} not supported: {'; '.join(parts)}", f"{shortened(name)} cannot be read")
+        self.reasons = reasons
 
 
 def is_known(tensor: Tensor) -> bool:
@@ -150,7 +162,9 @@ def read_tflite(path: str | os.PathLike[str], signature: str = "") -> Graph:
         Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
     """
     path = path_of_file(path)
-    return read_content(path.read_bytes(), path.name, signature).graph
+    file = read_content(path.read_bytes(), path.name, signature)
+    object.__setattr__(file.graph, "file", file.content)
+    return file.graph
 
 
 def read_content(content: bytes, name: str = "the file", signature: str = "") -> TfliteFile:
@@ -158,10 +172,10 @@ def read_content(content: bytes, name: str = "the file", signature: str = "") ->
     try:
         # A damaged file's scales may have no quotient; the checks catch that.
         with np.errstate(all="ignore"):
-            return _Reader(content, signature).read()
-    except (Refusal, ImportError) as error:
-        if isinstance(error, ImportError):
-            raise
+            return _Reader(content, name, signature).read()
+    except (UnsupportedFile, ImportError):
+        raise
+    except Refusal as error:
         raise Refusal(str(error), f"{shortened(name)} cannot be read") from None
     except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
         detail = shortened(str(error) or type(error).__name__, 120)
@@ -191,11 +205,11 @@ def word_of(enumeration: str, code: int) -> str:
 class _Reader:
     """One file."""
 
-    def __init__(self, content: bytes, signature: str) -> None:
+    def __init__(self, content: bytes, name: str, signature: str) -> None:
         if len(content) < 8 or content[4:8] != IDENTIFIER:
             raise Refusal("it is not a .tflite file, which has TFL3 in bytes 4 to 7")
         self.schema = file_schema()
-        self.content = content
+        self.name, self.content = name, content
         self.left = MOST_READS * len(content) + 4096
         self.looks = MOST_LOOKS * len(content) + (64 << 20)
         self.model = self.schema.Model.GetRootAs(content, 0)
@@ -329,9 +343,7 @@ class _Reader:
             if end.tensor not in results and end.tensor not in {source.tensor for source in inputs}:
                 self.problem("an output that no operator computes", end.name)
         if self.problems:
-            parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.problems.items()]
-            what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
-            raise Refusal(f"{what} not supported: {'; '.join(parts)}")
+            raise UnsupportedFile(self.name, self.problems)
         graph = self.graph(operators, inputs, outputs)
         computed = {*graph.inputs, *graph.results()}
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
@@ -533,6 +545,8 @@ class _Reader:
         option, meaning = self.options(entry, word)
         if code.CustomCode():
             custom = self.text(code.CustomCode())
+            if custom == EDGE_TPU:
+                raise Refusal("it is compiled for the Edge TPU", remedy="inspect the file it was compiled from")
             word = CUSTOM.get(custom, f"the custom operator {shortened(custom)}")
             option = self.custom_options(entry)
         indices = [int(at) for at in self.numbers(entry, "Inputs")]
