@@ -25,11 +25,11 @@ from damaged_files import cases
 from test_read_tflite import FILES, READ
 
 from exactqat import cli
-from exactqat.deploy import Builder, per_tensor, profiles_here, read_tflite, simulate
-from exactqat.deploy.chosen import chosen_codes, random_codes
+from exactqat.deploy import Builder, per_tensor, profiles_here, random_inputs, read_tflite, simulate
 from exactqat.deploy.formats.read_tflite import UnsupportedFile
 from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from exactqat.deploy.inspect import inspect, refused_as_json
+from exactqat.deploy.random_inputs import differing_examples, random_codes
 from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
 from exactqat.kit.device import Refusal
 from exactqat.kit.device.tensor import INDICES
@@ -111,8 +111,8 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
     assert len(answers) == 20 and all(answers)
 
 
-def test_chosen_inputs_show_what_random_ones_miss() -> None:
-    graph, devices = read_tflite(FILES / "branches.int8.tflite"), ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
+def test_examples_that_differ_show_what_the_first_ones_miss() -> None:
+    graph, devices = read_tflite(FILES / "convolutions.int8.tflite"), ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
 
     def differing(codes: dict[str, np.ndarray]) -> set[tuple[str, str]]:
         results = [simulate(graph, codes, device, graph.results(), progress=False) for device in devices]
@@ -122,9 +122,18 @@ def test_chosen_inputs_show_what_random_ones_miss() -> None:
             if any(np.any(codes != results[other][name]) for name, codes in results[one].items())
         }
 
-    chosen = chosen_codes(graph, 8, devices, 0, 1 << 28)
-    assert all(len(codes) == 8 for codes in chosen.values())
-    assert differing(chosen) > differing(random_codes(graph, 8, 0))
+    numbers, tried = differing_examples(graph, 8, devices, 0, 16)
+    assert len(set(numbers)) == 8 and {0, 1} <= set(numbers) and tried == 1024
+    assert differing(random_codes(graph, numbers, 0)) == differing(random_codes(graph, range(tried), 0))
+    assert differing(random_codes(graph, numbers, 0)) > differing(random_codes(graph, range(8), 0))
+
+
+def test_the_budget_cuts_only_the_number_of_examples_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_inputs, "MOST_SECONDS", 0.0)
+    inspection = inspect(FILES / "branches.int8.tflite", examples=5, devices=[])
+    assert (inspection.examples, inspection.tried) == (5, 1024)  # simulated in a process of its own
+    numbers, tried = differing_examples(read_tflite(FILES / "branches.int8.tflite"), 20, ("reference", "micro"), 0, 16)
+    assert (len(set(numbers)), tried) == (20, 32)
 
 
 def test_every_reason_is_in_the_json(tmp_path: Path) -> None:

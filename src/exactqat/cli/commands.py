@@ -354,10 +354,10 @@ def inspect_file(
     or if nothing could be compared.
 
     Args:
-        data: Inputs by name, each with the batch first: real numbers, or codes; by default codes that show differences.
+        data: Inputs by name, each with the batch first: real numbers, or codes; by default random codes.
         examples: How many examples are run, at most.
         device: Device to run it on; several times for several. By default all that this machine has.
-        seed: Of what is chosen at random.
+        seed: Seed of the random codes.
         float_file: The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.
         reduced: Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.
     """

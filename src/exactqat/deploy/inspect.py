@@ -31,8 +31,6 @@ from ..kit.device.profile import that_run
 from ..kit.device.tensor import CODE_RANGES, RAW, Tensor
 from ..kit.display import Finding, aligned, listed, printable, shell_word, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
-from .chosen import chosen_codes
-from .chosen import random_codes as random_codes
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite
 from .comparison import Comparison
@@ -43,6 +41,7 @@ from .formats.read_tflite import FileEnd, TfliteFile, UnsupportedFile, path_of_f
 from .formats.tflite import import_deploy
 from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
+from .random_inputs import differing_examples, random_codes
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
 from .runtimes.trial import Answer, RuntimeRefusal, answer_of
@@ -56,6 +55,8 @@ SECONDS = 600.0
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 # Bytes of one device's results of all random examples.
 MOST_RESULTS = 1 << 29
+# How many random examples are simulated at a time.
+TOGETHER = 16
 # Of what `Inspection.as_json` writes, as docs/inspect.md says: another number if a name goes or changes its meaning.
 SCHEMA = 1
 # Operators of an .onnx file that choose grids while it runs.
@@ -147,7 +148,7 @@ class Inspection(Finding):
         words: number of its operators by name, including those that no graph has.
         layers: the network's operators.
         examples: how many examples were run.
-        chosen: whether they were chosen to show differences; False: they are the user's.
+        tried: how many random examples these were chosen from; 0: they are the user's.
         devices: what each device computed from it.
         disagreements: pairs of devices whose simulations differ.
         beside_float: each layer compared with the float network, if one was given.
@@ -164,7 +165,7 @@ class Inspection(Finding):
     words: Mapping[str, int]
     layers: tuple[Layer, ...]
     examples: int
-    chosen: bool
+    tried: int
     devices: tuple[DeviceFindings, ...]
     disagreements: tuple[Disagreement, ...]
     beside_float: tuple[LayerBesideFloat, ...] = ()
@@ -346,10 +347,11 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: codes at which devices differ and that reach most codes of all results (`deploy.chosen`).
-        examples: how many are chosen, or at most how many of `data`; for large networks fewer are run.
+            last. None: those of 1,024 random examples (fewer, if simulating these takes ten seconds of processor time)
+            at which devices differ most, and some others.
+        examples: how many random ones are run, or at most how many of `data`; of large networks fewer random ones.
         devices: whose runtimes run the file; by default all of `profiles_here`.
-        seed: for what is chosen at random.
+        seed: for the random codes.
         seconds: time limit for a process that runs a device, or simulates all of them.
         progress: called with what is done next.
         float_file: the float network that a .tflite file was made from, a .tflite or an .onnx file:
@@ -377,7 +379,7 @@ def inspect(
         raise ValueError(f"float_file is for .tflite files, and {shortened(subject.name)} is an .onnx file")
     if data is None:
         say("choosing inputs")
-    codes = codes_of(subject, data, examples, seed, seconds)
+    codes, tried = codes_of(subject, data, examples, seed, seconds)
     wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if name not in profiles]
     if others:
@@ -394,10 +396,7 @@ def inspect(
             say(f"running {PROFILES[name].title}")
             findings[name] = _on_device(subject, codes, name, seconds)
     say("simulating all devices")
-    try:
-        simulated = answer_of(_simulated, graph, codes, profiles, seconds=seconds)
-    except RuntimeRefusal as error:
-        raise RuntimeError(f"the file could not be simulated: {error}") from None
+    simulated = _simulating(_simulated, graph, codes, profiles, seconds=seconds)
     beside: tuple[LayerBesideFloat, ...] = ()
     if float_file is not None:
         say("computing the float network")
@@ -414,7 +413,7 @@ def inspect(
         words=subject.words,
         layers=tuple(_layer(graph, operator, simulated["reached"]) for operator in graph.operators),
         examples=len(next(iter(codes.values()))),
-        chosen=data is None,
+        tried=tried,
         devices=tuple(
             replace(device, not_simulated=simulated["refused"].get(name, device.not_simulated))
             for name, device in findings.items()
@@ -490,20 +489,23 @@ def _layer(graph: Graph, operator: Operator, reached: Mapping[str, float]) -> La
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int, seconds: float) -> dict[str, np.ndarray]:
-    """The codes to run: the user's, at most so many examples, or chosen ones; of a .tflite file as many as fill
-    `MOST_RESULTS` for a device."""
-    graph = subject.graph
+def codes_of(
+    subject: InspectedFile, data: Data, examples: int, seed: int, seconds: float
+) -> tuple[dict[str, np.ndarray], int]:
+    """The codes to run: the user's, at most so many examples, or random ones, of a .tflite file as many as fill
+    `MOST_RESULTS` for a device; and how many random ones these were chosen from."""
+    graph, profiles = subject.graph, that_run(subject.suffix)
+    fitting = max(1, MOST_RESULTS // max(_bytes(graph, (*graph.inputs, *graph.results())), 1))
     if data is None and subject.suffix == ".tflite":
-        one = _bytes(graph, (*graph.inputs, *graph.results()))
-        examples = max(1, min(examples, MOST_RESULTS // max(one, 1)))
+        examples = min(examples, fitting)
     need_a_bounded_size(graph, subject.name, examples)
     if data is None:
-        chosen = answer_of(_chosen, graph, examples, that_run(subject.suffix), seed, seconds=seconds)
-        return {
-            name: np.frombuffer(bytearray.fromhex(chosen[name]), tensor.dtype).reshape(examples, *tensor.shape[1:])
-            for name, tensor in ((name, graph.tensors[name]) for name in graph.inputs)
-        }
+        if graph.variables:  # all are calls of one stream
+            return random_codes(graph, range(examples), seed), examples
+        alone = not all(OPERATORS[operator.kind].any_batch for operator in graph.operators)
+        together = 1 if alone else max(1, min(TOGETHER, fitting // len(profiles)))
+        numbers, tried = _simulating(differing_examples, graph, examples, profiles, seed, together, seconds=seconds)
+        return random_codes(graph, numbers, seed), tried
     ports = graph.signature.inputs
     names = [port.name for port in ports]
     batch = next(batches_of(unless_file(data, names), len(ports), examples))
@@ -516,16 +518,17 @@ def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int, secon
         # Codes of a file in uint8.
         if arrays[port.name].dtype == np.uint8 and stored[port.tensor] == RAW != graph.tensors[port.tensor].dtype:
             arrays[port.name] = (arrays[port.name].astype(np.int16) - 128).astype(np.int8)
-    return Intake(graph).codes(arrays)
+    return Intake(graph).codes(arrays), 0
 
 
 # --- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def _chosen(graph: Graph, examples: int, profiles: Sequence[str], seed: int) -> Answer:
-    """`chosen_codes` as JSON has them."""
-    codes = chosen_codes(graph, examples, profiles, seed, MOST_RESULTS // len(profiles))
-    return {name: array.tobytes().hex() for name, array in codes.items()}
+def _simulating(function: Callable[..., object], *arguments: object, seconds: float) -> Answer:
+    try:
+        return answer_of(function, *arguments, seconds=seconds)
+    except RuntimeRefusal as error:
+        raise RuntimeError(f"the file could not be simulated: {error}") from None
 
 
 def _compared(subject: InspectedFile, codes: Mapping[str, np.ndarray], profile: str) -> Answer:
@@ -693,7 +696,7 @@ def _text(file: Inspection, width: int) -> str:
         claimed = "yes" if ran and all(row.exact for row in device.operators) else "not all" if ran else "–"
         counts.append((device.profile, f"{device.values:,}" if ran else "not run",
                        f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
-    which = " chosen to show differences" if file.chosen else ""
+    which = f", those of {file.tried:,} random ones at which devices differ most" if file.tried else ""
     reach = "The last column of the table says what share of a result's codes they reach."
     lines += wrapped(f"Integers of the runtimes beside the simulation, {file.examples} examples{which}. {reach}")
     lines += _table(("device", "compared", "differ", "equality is claimed"), counts, 1)
@@ -741,7 +744,7 @@ def _text(file: Inspection, width: int) -> str:
         if first is not None:
             where = f"{first.kind} {name_in_short(first.result)!r}"
             lost = f"The first layer below {LOST:g} dB beside the float network is {where}."
-        if file.chosen:
+        if file.tried:
             lost += " The inputs were random codes, not the network's real inputs: give those as data."
         if unknown:
             lost += f" {unknown} of {len(file.beside_float)} layers have no partner in it."

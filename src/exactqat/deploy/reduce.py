@@ -105,7 +105,7 @@ def reduce(
     subject = read_file(path)
     if subject.suffix != ".tflite":
         raise Refusal(f"{shortened(subject.name)} is an .onnx file", remedy=".tflite files are reduced")
-    codes = codes_of(subject, data, examples, seed, seconds)
+    codes, _ = codes_of(subject, data, examples, seed, seconds)
     arrays = {port.name: codes[port.tensor] for port in subject.graph.signature.inputs}
     sought = _sought(inspect(subject, arrays, examples, devices, seed, seconds, progress))
     if sought is None:

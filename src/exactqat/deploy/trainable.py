@@ -26,9 +26,9 @@ from ..kit.planning.ends import Ends
 from ..kit.planning.network import Constant, Network, Value
 from ..kit.planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..kit.planning.rules import Rule
-from .chosen import random_codes
 from .graph import Graph, Operator
 from .lower import Lowering
+from .random_inputs import random_codes
 from .simulate import simulate
 from .weights_on_grid import Trainable, weights_on_grid
 
@@ -310,7 +310,7 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         )
         graph = replace(graph, operators=tuple(replace(layer, built_in=False) for layer in graph.operators))
     lowered = lowered_as_planned(plan, numbers)
-    ours, inputs = random_codes(lowered, 2, 0), {}
+    ours, inputs = random_codes(lowered, range(2), 0), {}
     for name, path in zip(graph.inputs, lowered.inputs, strict=True):
         real = graph.tensors[name].dtype == FLOAT
         inputs[name] = dequantize(ours[path], lowered.tensors[path].quantization) if real else ours[path]

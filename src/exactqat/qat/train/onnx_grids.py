@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...deploy.inspect import need_a_bounded_size, random_codes
+from ...deploy.inspect import need_a_bounded_size
 from ...deploy.lower import Lowering
+from ...deploy.random_inputs import random_codes
 from ...deploy.simulate import simulate
 from ...deploy.trainable import lowered_as_planned
 from ...deploy.weights_on_grid import Trainable, weights_on_grid
@@ -136,7 +137,7 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     made_by = {operator.outputs[0]: operator for operator in lowered.operators}
     layers = {name: made_by[path] for name, path in in_float.items()}
     need_a_bounded_size(lowered, "the file", _EXAMPLES)
-    codes = random_codes(lowered, _EXAMPLES, 0)
+    codes = random_codes(lowered, range(_EXAMPLES), 0)
     wanted = [source for layer in layers.values() for source in layer.inputs if lowered.tensors[source].data is None]
     operands = {**codes, **simulate(lowered, codes, ONNXRUNTIME_X86, wanted, progress=False)}
     grids = {}
@@ -242,7 +243,7 @@ def compare_with_onnx(
         in_float: grids of what it returns in float32, which may round to a neighbouring code.
     """
     lowered = lowered_as_planned(plan, numbers)
-    codes = random_codes(lowered, _EXAMPLES, 0)
+    codes = random_codes(lowered, range(_EXAMPLES), 0)
     reals = [
         port.to_user(dequantize(codes[port.tensor], lowered.tensors[port.tensor].quantization))
         for port in lowered.signature.inputs
