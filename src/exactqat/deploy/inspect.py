@@ -696,7 +696,7 @@ def _text(file: Inspection, width: int) -> str:
         claimed = "yes" if ran and all(row.exact for row in device.operators) else "not all" if ran else "–"
         counts.append((device.profile, f"{device.values:,}" if ran else "not run",
                        f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
-    which = f", those of {file.tried:,} random ones at which devices differ most" if file.tried else ""
+    which = f", chosen from {file.tried:,} random ones" if file.tried > file.examples else ""
     reach = "The last column of the table says what share of a result's codes they reach."
     lines += wrapped(f"Integers of the runtimes beside the simulation, {file.examples} examples{which}. {reach}")
     lines += _table(("device", "compared", "differ", "equality is claimed"), counts, 1)

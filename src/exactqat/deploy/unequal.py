@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from ..kit.device import OPERATORS
+from ..kit.device.real import real_numbers
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.display import listed, shortened
 from ..kit.planning.callers import users_line
-from .graph import Graph
+from .graph import Graph, Operator
 
 # How many times wider than a part a whole of 8 bits may be, and how many steps it has; one of 16 bits leaves more.
 WIDEST, STEPS = 2**5, 255
@@ -42,17 +46,36 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
         if not (joins or declaration.adds) or whole.dtype not in CODE_RANGES:
             continue
         for name in dict.fromkeys(operator.inputs):
-            # The tensor before it moved to the grid of what it joins.
-            while name in makers and OPERATORS[makers[name].kind].changes_dtype:
-                name = makers[name].inputs[0]
-            part = graph.tensors[name]
-            if part.data is not None or part.dtype not in CODE_RANGES:
-                continue
-            codes = CODE_RANGES[part.dtype][1] - CODE_RANGES[part.dtype][0]
-            steps = codes * float(part.quantization.scale[0]) / float(whole.quantization.scale[0])
-            if steps < STEPS / WIDEST:
-                parts.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
+            if graph.tensors[name].data is None and graph.tensors[name].dtype in CODE_RANGES:
+                width, part = _width(graph, makers, name)
+                steps = width / float(whole.quantization.scale[0])
+                if 0 < steps < STEPS / WIDEST:  # at 0 it has no signal
+                    parts.append(UnequalPart(whole.name, part, 20 * math.log10(max(steps, 1e-3))))
     return tuple(parts)
+
+
+def _width(graph: Graph, makers: Mapping[str, Operator], name: str) -> tuple[float, str]:
+    """How far apart a tensor's values lie at most, and its name before it moved to another grid. That grid may be the
+    whole's, so what the values are multiples and weighted sums of bounds them too."""
+    width, gain, part = math.inf, 1.0, name
+    while (tensor := graph.tensors[name]).dtype in CODE_RANGES:
+        low, high = CODE_RANGES[tensor.dtype]
+        width = min(width, gain * (high - low) * float(tensor.quantization.scale[0]))
+        if name not in makers:
+            break
+        operands = [graph.tensors[operand] for operand in makers[name].inputs]
+        declaration = OPERATORS[makers[name].kind]
+        constant = next((operand for operand in operands if operand.data is not None), None)
+        if constant is not None and (declaration.filter_axis is not None or declaration.float_kind == "mul"):
+            factors = np.abs(real_numbers(np.asarray(constant.data), constant))
+            summed = declaration.filter_axis is not None
+            axes = tuple(axis for axis in range(factors.ndim) if summed and axis != declaration.filter_axis)
+            gain *= float(factors.sum(axis=axes).max())
+        elif len(operands) > 1 or not (declaration.changes_dtype or declaration.same_quantization):
+            break
+        name = next(operand.name for operand in operands if operand.data is None)
+        part = name if math.isclose(gain, 1, rel_tol=1e-6) else part
+    return width, part
 
 
 def warn_of_unequal_parts(graph: Graph) -> None:
