@@ -112,7 +112,8 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
 
 
 def test_examples_that_differ_show_what_the_first_ones_miss() -> None:
-    graph, devices = read_tflite(FILES / "convolutions.int8.tflite"), ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
+    graph = read_tflite(FILES / "convolutions.int8.tflite")
+    devices = ("xnnpack-x86", "xnnpack-arm64", "reference", "micro")
 
     def differing(codes: dict[str, np.ndarray]) -> set[tuple[str, str]]:
         results = [simulate(graph, codes, device, graph.results(), progress=False) for device in devices]
@@ -129,11 +130,20 @@ def test_examples_that_differ_show_what_the_first_ones_miss() -> None:
 
 
 def test_the_budget_cuts_only_the_number_of_examples_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = FILES / "branches.int8.tflite"
+    inspection = inspect(path, examples=5, devices=[])
+    assert (inspection.examples, inspection.tried) == (5, 1024) and "5 examples, chosen from 1,024" in str(inspection)
+    assert all(layer.reached and 0 < layer.reached <= 1 for layer in inspection.layers)
     monkeypatch.setattr(random_inputs, "MOST_SECONDS", 0.0)
-    inspection = inspect(FILES / "branches.int8.tflite", examples=5, devices=[])
-    assert (inspection.examples, inspection.tried) == (5, 1024)  # simulated in a process of its own
-    numbers, tried = differing_examples(read_tflite(FILES / "branches.int8.tflite"), 20, ("reference", "micro"), 0, 16)
+    numbers, tried = differing_examples(read_tflite(path), 20, ("reference", "micro"), 0, 16)
     assert (len(set(numbers)), tried) == (20, 32)
+
+
+def test_a_random_example_is_the_same_beside_any_others() -> None:
+    graph = read_tflite(FILES / "branches.int8.tflite")
+    for name, codes in random_codes(graph, [700, 3], 5).items():
+        np.testing.assert_array_equal(codes[1:], random_codes(graph, range(3, 4), 5)[name])
+        assert np.any(codes[0] != codes[1])
 
 
 def test_every_reason_is_in_the_json(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,3 +42,44 @@ def test_a_part_that_loses_its_signal_is_named(factor: float, bits: int, said: b
             part.decibels < 20 and part.part in str(notes[0].message) and "activation_bits=16" in str(notes[0].message)
         )
         assert notes[0].filename == __file__
+
+
+class Joined(torch.nn.Module):
+    """Boxes and scores in one tensor."""
+
+    def __init__(self, factor: float, with_sigmoid: bool) -> None:
+        super().__init__()
+        self.box, self.score = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(3, 4, 1)
+        self.factor, self.with_sigmoid = factor, with_sigmoid
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = self.score(x)
+        return torch.cat([torch.relu(self.box(x)) * self.factor, score.sigmoid() if self.with_sigmoid else score], 1)
+
+
+@pytest.mark.parametrize("with_sigmoid", [True, False])
+@pytest.mark.parametrize(("factor", "bits", "lost"), [(1, 8, False), (640, 8, True), (640, 16, False)])
+def test_a_part_may_be_stored_on_the_grid_of_the_whole(
+    factor: float, bits: int, lost: bool, with_sigmoid: bool
+) -> None:
+    """By a product that rescales it, or by the layer that makes it."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 3, 4, 4)
+    model = qat.prepare(Joined(factor, with_sigmoid), x[:2], qat.Rule(activation_bits=bits))
+    qat.calibrate(model, [x])
+    qat.freeze(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnequalPartsWarning)
+        parts = unequal_parts(deploy.lower(model.eval()))
+    assert [part.part for part in parts] == ["sigmoid" if with_sigmoid else "score"] * lost
+    assert all(part.decibels < 20 for part in parts)
+
+
+@pytest.mark.parametrize(("factor", "lost"), [(1, False), (1 / 640, True)])
+def test_a_file_that_multiplies_by_a_constant(factor: float, lost: bool) -> None:
+    builder = deploy.Builder()
+    box, score = (builder.input(name, (1, 4), deploy.per_tensor(1.0, 0)) for name in ("box", "score"))
+    constant = builder.constant("factor", np.full((1, 4), 100, np.int8), deploy.per_tensor(factor / 100, 0))
+    scaled = builder.mul(score, constant, deploy.per_tensor(1.0, 0), name="scaled")
+    graph = builder.graph([builder.concatenation([box, scaled], deploy.per_tensor(1.0, 0), name="whole", axis=1)])
+    assert [part.part for part in unequal_parts(graph)] == ["scaled"] * lost

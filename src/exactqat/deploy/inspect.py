@@ -557,7 +557,7 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
     states = {profile: graph.initial_state() for profile in profiles}
     pairs = {pair: _Pair({name: Comparison(name, "") for name in results}) for pair in combinations(profiles, 2)}
     refused: dict[str, str] = {}
-    reached = {name: np.zeros(65536, bool) for name in results if graph.tensors[name].dtype in CODE_RANGES}
+    reached: dict[str, set[int]] = {name: set() for name in results if graph.tensors[name].dtype in CODE_RANGES}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
@@ -568,7 +568,7 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
             except ValueError as error:
                 refused[profile] = str(error)
         for name, seen in reached.items() if simulated else ():
-            seen[next(iter(simulated.values()))[name]] = True  # negative codes count from the end
+            seen.update(np.unique(next(iter(simulated.values()))[name]).tolist())
         for names, pair in pairs.items():
             if all(profile in simulated for profile in names):
                 first, second = (before[profile] for profile in names)
@@ -576,10 +576,7 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
                 same = all(np.array_equal(held, second[name]) for name, held in first.items())
                 pair.add(graph, {**batch, **first, **simulated[names[0]]}, simulated[names[1]], same)
     disagreements = [pair.disagreement(graph, names) for names, pair in pairs.items()]
-    shares = {
-        name: int(seen.sum()) / (1 << 8 * np.dtype(graph.tensors[name].dtype).itemsize)
-        for name, seen in reached.items()
-    }
+    shares = {name: len(seen) / 256 ** np.dtype(graph.tensors[name].dtype).itemsize for name, seen in reached.items()}
     differing = [answer for answer in disagreements if answer is not None]
     return {"refused": refused, "disagreements": differing, "reached": shares}
 

@@ -32,7 +32,7 @@ def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, n
             ends = np.array(graph.limits(name))
             if number % 2:
                 ends = np.clip(ends // 8 + tensor.quantization.zero_point[0], *ends)
-            example[:] = rng.integers(*ends, example.shape, example.dtype, endpoint=True)
+            example[:] = rng.integers(ends[0], ends[1], example.shape, example.dtype, endpoint=True)
     return codes
 
 

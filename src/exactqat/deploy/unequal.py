@@ -68,8 +68,7 @@ def _width(graph: Graph, makers: Mapping[str, Operator], name: str) -> tuple[flo
         constant = next((operand for operand in operands if operand.data is not None), None)
         if constant is not None and (declaration.filter_axis is not None or declaration.float_kind == "mul"):
             factors = np.abs(real_numbers(np.asarray(constant.data), constant))
-            summed = declaration.filter_axis is not None
-            axes = tuple(axis for axis in range(factors.ndim) if summed and axis != declaration.filter_axis)
+            axes = tuple(axis for axis in range(factors.ndim) if declaration.filter_axis not in (None, axis))
             gain *= float(factors.sum(axis=axes).max())
         elif len(operands) > 1 or not (declaration.changes_dtype or declaration.same_quantization):
             break

@@ -195,6 +195,3 @@ def multiply_adds(candidate: Candidate) -> float:
 
 def _joined(ends: Sequence[Ends]) -> Ends:
     return min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
-
-
-__all__ = ["FEW", "Assignments", "Bits", "multiply_adds"]

@@ -101,6 +101,3 @@ def _read(name: str, value: float | str) -> float:
         return int(amount)
     known = "" if unit in units else f" (the units are {', '.join(filter(None, units))})"
     raise ValueError(f"{name} must be {_HINTS[name]}, got {value!r}{known}")
-
-
-__all__ = ["WORDS", "Budgets"]

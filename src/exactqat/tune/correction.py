@@ -58,6 +58,3 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
             tensors[bias] = (held - (device.mean(0) - fine.mean(0))).astype(np.float32)
         candidate, count = replace(candidate, tensors=tensors), count + 1
     return candidate, count
-
-
-__all__ = ["corrected", "corrections"]

@@ -131,6 +131,3 @@ class Costs:
 
 def _is_int16(bits: Bits, part: Part | None) -> bool:
     return part is not None and bits[part] == 16
-
-
-__all__ = ["Costs"]

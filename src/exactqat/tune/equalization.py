@@ -163,6 +163,3 @@ def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channel
         return 1 if second.weights.channel_axis == 0 else None
     depthwise = weight.shape[1] == 1 and weight.shape[0] == channels == int(second.attributes.get("groups", 1))
     return 0 if depthwise and second.weights.channel_axis == 0 else None
-
-
-__all__ = ["Group", "equalized", "groups"]

@@ -94,6 +94,3 @@ class Evaluations:
                     f"the executor is gone ({reason}): all else is evaluated in this process", stacklevel=users_line()
                 )
         return marks + [self._task.marks(share) for share in shares[len(marks) :]]
-
-
-__all__ = ["Evaluations", "Task"]

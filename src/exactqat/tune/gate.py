@@ -248,6 +248,3 @@ def _graph_of(network: object) -> Graph:
     if isinstance(network, Graph):
         return network
     return read_tflite(network) if isinstance(network, str | os.PathLike) else Candidate.of(network).graph()
-
-
-__all__ = ["Gate", "OnDevice", "Verdict", "gate"]

@@ -222,6 +222,3 @@ class Mark:
             return 0.0
         differences = np.subtract(self.blocks, other.blocks)
         return float(differences.std(ddof=1) / np.sqrt(len(differences)))
-
-
-__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score"]

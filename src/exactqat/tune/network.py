@@ -333,6 +333,3 @@ def real_weights(run: State, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
         return weight, bias
     factor, offset = run.factor_and_offset(weights.batch_norm)
     return weight * per_channel(primitives_numpy, factor, weight.ndim, weights.channel_axis), bias * factor + offset
-
-
-__all__ = ["Candidate", "Ends", "FineWeights", "Places", "real_weights"]

@@ -448,6 +448,3 @@ class _Planning:
 def _power(noise: float) -> float:
     """The power of noise relative to a signal of 1, from decibels."""
     return 10.0 ** (-noise / 10)
-
-
-__all__ = ["plan"]

@@ -202,6 +202,3 @@ def front_of(points: tuple[PlanPoint, ...], higher_is_better: bool) -> tuple[Pla
         if not beaten:
             kept.setdefault(mine, point)
     return tuple(sorted(kept.values(), key=lambda point: (point.flash, values(point))))
-
-
-__all__ = ["HEADER", "PlanPoint", "PrecisionPlan", "front_of"]

@@ -390,6 +390,3 @@ def _groups(graph: Graph) -> dict[str, str]:
                 ends = sorted((root(name), root(operator.outputs[0])), key=order.__getitem__)
                 first[ends[1]] = ends[0]
     return {name: root(name) for name in first if graph.tensors[name].dtype in CODE_RANGES}
-
-
-__all__ = ["Part", "Precisions", "layer_of"]

@@ -174,6 +174,3 @@ def _alone(
     ]
     outputs = variants.outputs(fine)
     return [outputs[one] for one in (variants.fine, *fine)]
-
-
-__all__ = ["Proposal", "proposed"]

@@ -88,6 +88,3 @@ def ranges_of_all(candidate: Candidate, data: Data) -> list[tuple[str, Candidate
         ranges = {name: chosen(way, seen[name], plan, name) for name in open_grids(candidate) if name in seen}
         tried.append((way, replace(candidate, ranges={**candidate.ranges, **ranges})))
     return tried
-
-
-__all__ = ["WAYS", "chosen", "open_grids", "ranges_of_all"]

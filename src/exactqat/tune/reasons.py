@@ -152,6 +152,3 @@ def reasons_of_weights(
         if ratio > 2 * WIDER:
             reasons.append((ratio, f"have a range too wide for few outliers: {ratio:.0f} times what nine of ten need"))
     return tuple(text for _, text in sorted(reasons, reverse=True))
-
-
-__all__ = ["Values", "reasons_of_weights"]

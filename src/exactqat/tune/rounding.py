@@ -133,6 +133,3 @@ def _moments(operator: Operator, graph: Graph, observer: Observer, rows: np.ndar
         met = met[:: -(-len(met) // ROWS)].astype(np.float64)
         moments.append(met.T @ met / max(len(met), 1))
     return np.stack(moments)
-
-
-__all__ = ["rounded"]

@@ -332,6 +332,3 @@ class _Searching:
 
 def _with_range(grid: str, ends: Ends, candidate: Candidate) -> Candidate:
     return replace(candidate, ranges={**candidate.ranges, grid: ends})
-
-
-__all__ = ["Search", "Trial", "search"]

@@ -310,6 +310,3 @@ def sensitivity(
         time.monotonic() - began,
         metric is accuracy,
     )
-
-
-__all__ = ["MEASURES", "PartSensitivity", "Sensitivity", "sensitivity"]

@@ -259,6 +259,3 @@ def _summed(
     output = graph.tensors[operator.outputs[0]]
     sums = declaration.wide_sums(values.astype(np.float64), filter, output, operator.attributes)
     return np.asarray(sums.reshape(-1, sums.shape[-1]) + bias)
-
-
-__all__ = ["Observer", "Seen", "Variants", "fine_outputs"]
