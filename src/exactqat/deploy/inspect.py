@@ -347,8 +347,8 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: those of 1,024 random examples (fewer, if simulating these takes ten seconds of processor time)
-            at which devices differ most, and some others.
+            last. None: those of 1,024 random examples (fewer, if simulating these takes ten seconds) at which devices
+            differ most, and some others.
         examples: how many random ones are run, or at most how many of `data`; of large networks fewer random ones.
         devices: whose runtimes run the file; by default all of `profiles_here`.
         seed: for the random codes.
@@ -503,7 +503,7 @@ def codes_of(
         if graph.variables:  # all are calls of one stream
             return random_codes(graph, range(examples), seed), examples
         alone = not all(OPERATORS[operator.kind].any_batch for operator in graph.operators)
-        together = 1 if alone else max(1, min(TOGETHER, fitting // len(profiles)))
+        together = 1 if alone else max(1, min(TOGETHER, examples, fitting // len(profiles)))
         numbers, tried = _simulating(differing_examples, graph, examples, profiles, seed, together, seconds=seconds)
         return random_codes(graph, numbers, seed), tried
     ports = graph.signature.inputs

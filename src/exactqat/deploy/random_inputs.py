@@ -14,7 +14,7 @@ from ..kit.device.operator import FLOAT
 from .graph import Graph
 from .simulate import simulate
 
-# The most examples that are tried, and the most seconds of processor time.
+# The most examples that are tried, and for how many seconds.
 MOST_TRIED, MOST_SECONDS = 1024, 10.0
 
 
@@ -40,7 +40,7 @@ def differing_examples(
     graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int
 ) -> tuple[list[int], int]:
     """Numbers of the random examples to run, and how many examples were simulated to choose them: 1,024, or fewer if
-    these take ten seconds of processor time, but as many as are wanted.
+    these take ten seconds, but as many as are wanted.
 
     Three of four are those at which two devices differ in most results, beyond those in which they differ at the ones
     before; the others are the first ones.
@@ -51,8 +51,8 @@ def differing_examples(
     """
     names = [name for name in graph.results() if graph.tensors[name].dtype != FLOAT]
     differences: list[set[tuple[str, str, str]]] = []
-    tried, began = 0, time.process_time()
-    while tried < examples or (tried < MOST_TRIED and time.process_time() - began < MOST_SECONDS):
+    tried, began = 0, time.monotonic()
+    while tried < examples or (tried < MOST_TRIED and time.monotonic() - began < MOST_SECONDS):
         batch, results = random_codes(graph, range(tried, tried + together), seed), {}
         differences += [set() for _ in range(together)]
         for profile in profiles:
