@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ...qat.train.torch.distributed import synchronized
+from ...qat.distributed import synchronized
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ....kit.device import DEFAULT_PROFILE, profile_named
 from ....kit.planning import plan, warn_of_plan
+from ....kit.planning.callers import users_line
 from ....kit.planning.masks import with_examples
 from ....kit.planning.network import Network
 from ....kit.planning.rules import Rule, checked_rules
@@ -23,8 +25,10 @@ from ..core import batches as loading
 from ..core.frameworks import elsewhere
 from ..core.trained import TrainedNetwork
 from ..files import OpenedFile, preparing
+from .collectives import gathered
 from .prepared import PreparedModel
 from .proof import compare_with_original
+from .tree import SYNCHRONIZED
 
 
 def prepare(
@@ -50,6 +54,11 @@ def prepare(
         raise TypeError("model is a torch.jit.ScriptModule, or holds one: give the torch.nn.Module that it was made of")
     if any(isinstance(module, PreparedModel) for module in model.modules()):
         raise ValueError("model is prepared already, or holds a model that is: give the one that prepare was given")
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        warnings.warn(
+            f"the model's SyncBatchNorm trains like BatchNorm, by each process's own batches: {SYNCHRONIZED}",
+            stacklevel=users_line(),
+        )
     args, kwargs = loading.arguments(example)
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
         raise ValueError(
@@ -89,7 +98,8 @@ def prepare_again(
     Args:
         rules, device: as in `prepare`. A final activation is left to the program that runs the device.
     """
-    return _planned(prepared.plan.network, prepared, checked_rules(rules), device, True, False)
+    with gathered(prepared):
+        return _planned(prepared.plan.network, prepared, checked_rules(rules), device, True, False)
 
 
 def _planned(

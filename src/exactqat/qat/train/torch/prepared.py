@@ -8,6 +8,7 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from ....kit.device import DEFAULT_PROFILE, profile_named
 from ....kit.display import shortened, table
+from ....kit.planning.callers import users_line
 from ....kit.planning.inputs import require_examples, require_input, require_rows
 from ....kit.planning.plans import ROW_HEADER, Numbers, Plan, PlanStep
 from ...capture.proof import Proof
@@ -31,12 +33,16 @@ from ..core.frameworks import elsewhere
 from ..core.freezing import frozen
 from ..core.steps import Input, Step, WeightedStep
 from ..core.trained import TrainedNetwork
-from . import primitives
+from . import collectives, primitives
 from .repeats import Repeats
 from .state import Bound, HeldRange, ModuleGrid, ModulePlan, ModuleState, TrainingOnly
 from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
+UNSYNCHRONIZED = (
+    "several processes train this model, and each moves batch norm's statistics and ranges by its own batches alone: "
+    "they end with different networks. Train inside `with exactqat.qat.distributed.synchronized(model):`"
+)
 
 
 class PreparedModel(Owner):
@@ -169,11 +175,30 @@ class PreparedModel(Owner):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_called_plainly(args, self._frozen)
+        if self.training and collectives.several_processes() and not torch.compiler.is_compiling():
+            self._require_together()
         seen = self._watched if self.training and torch.is_grad_enabled() else None
         if seen is not None:
             seen.clear()
         with self._repeats.as_before(self._state, (args, kwargs)):
             return self._run(args, kwargs, seen)
+
+    def _require_together(self) -> None:
+        """In one of several processes that train the model: where they would part, warns once or refuses."""
+        state, caller = self._state, nn.parallel.DistributedDataParallel._active_ddp_module
+        if not self._frozen:
+            if caller is not None and not caller.find_unused_parameters:
+                state.callers.add(caller)
+            if not (state.warned or state.synchronized) and state.of_all_processes:
+                state.warned = any(norm.training for norm in state.norms.values())
+                state.warned |= any(grid.observes for grid in state.grids().values())
+                if state.warned:
+                    warnings.warn(UNSYNCHRONIZED, stacklevel=users_line())
+        elif self._trained_ranges and torch.is_grad_enabled() and caller in state.callers:
+            raise RuntimeError(
+                "DistributedDataParallel waits for gradients of learned ranges, which end at freeze: wrap the model "
+                "again after freeze, or wrap it with find_unused_parameters=True from the beginning"
+            )
 
     def watch(self) -> None:
         """From here on, calls in training keep what the layers store, for `watched`."""
@@ -268,7 +293,8 @@ class PreparedModel(Owner):
     def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[ModuleGrid, Tensor]]:
         """Runs the model and returns, by layer path, the grid and the value of every tensor the device stores."""
         seen: dict[str, Tensor] = {}
-        self._run(args, kwargs, seen)
+        with collectives.gathered(self):
+            self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
 
     def _beside(self, batch: Any) -> Any:
@@ -305,18 +331,20 @@ class PreparedModel(Owner):
             args, kwargs = self._beside(loading.arguments(batch))
             inputs = [tensor.cpu().numpy() for tensor in self._flat(args, kwargs)]
             seen: dict[str, Tensor] = {}
-            with torch.no_grad(), _in_evaluation(self) if quantizing else without_quantization(self):
+            mode = _in_evaluation(self) if quantizing else without_quantization(self)
+            with torch.no_grad(), mode, collectives.gathered(self):
                 self._run(args, kwargs, seen)
             return inputs, {path: value.cpu().numpy() for path, value in seen.items()}
 
         functional, arrays = Functional(self.plan, profile=self.profile), self._state.in_numpy()
         functional.epsilons = self._core.epsilons
         # Also what constants are computed from, as in the other frameworks.
-        own = self._tensors()
-        users = {name: own[name] for name in functional.tensors if name in own}
-        # PyTorch's expressions take no NumPy arrays: what they give is known, too.
-        known = {name: self._state.constant(name) for name in self.plan.constants if name in self._state.sources}
-        numbers = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
+        with collectives.gathered(self):
+            own = self._tensors()
+            users = {name: own[name] for name in functional.tensors if name in own}
+            # PyTorch's expressions take no NumPy arrays: what they give is known, too.
+            known = {name: self._state.constant(name) for name in self.plan.constants if name in self._state.sources}
+            numbers = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
         arrays = replace(arrays, tensors={**numbers, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, computed)
 
@@ -339,15 +367,16 @@ class PreparedModel(Owner):
         """
         if self._frozen:
             raise ValueError("a frozen model takes over no ranges: do it before freeze")
-        own = self._tensors()
-        unknown = [name for name in tensors if name not in own]
-        if unknown:
-            raise ValueError(f"the model has no parameter or buffer {unknown[0]!r}")
-        for name, value in tensors.items():
-            own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
-        for name, ends in ranges.items():
-            for held, end in zip(self._state.grid(name).held(), ends, strict=False):
-                held.fill_(end)
+        with collectives.gathered(self, writing=True):
+            own = self._tensors()
+            unknown = [name for name in tensors if name not in own]
+            if unknown:
+                raise ValueError(f"the model has no parameter or buffer {unknown[0]!r}")
+            for name, value in tensors.items():
+                own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+            for name, ends in ranges.items():
+                for held, end in zip(self._state.grid(name).held(), ends, strict=False):
+                    held.fill_(end)
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
@@ -365,8 +394,8 @@ class PreparedModel(Owner):
 
     def weight_range_parameters(self) -> list[nn.Parameter]:
         """Those of them that are ranges of weights."""
-        grids, learned = self._state.functional.grids, self._state.learned
-        return [end for name, ends in learned.items() if name not in grids for end in ends.values()]
+        grids, learned = self._state.functional.grids, self._state.trained_ranges
+        return [end for name, held in learned.items() if name not in grids for end in held.parameters()]
 
     def other_parameters(self) -> list[nn.Parameter]:
         """All parameters that are not ranges."""
@@ -410,7 +439,8 @@ class PreparedModel(Owner):
     def _repr_html_(self) -> str:
         header = (*ROW_HEADER[:4], "ranges", "range", "weights", *ROW_HEADER[4:])
         cells = [(row.path, row.cells()) for row in self.plan.rows()]
-        return table(repr(self), header, [(*row[:4], *self._held(path), *row[4:]) for path, row in cells], 7)
+        with collectives.gathered(self):
+            return table(repr(self), header, [(*row[:4], *self._held(path), *row[4:]) for path, row in cells], 7)
 
     def _held(self, path: str) -> tuple[object, ...]:
         """What is shown of a stored tensor's range and of the layer's weight."""
@@ -472,7 +502,7 @@ def freeze(model: PreparedModel) -> None:
         trained = model._state.norms[path].batches() - counted
         arrays.ranges[model.plan.stored(path).grid]["trained"] = trained
     after = frozen(core, arrays)
-    with torch.no_grad():
+    with torch.no_grad(), collectives.gathered(model, writing=True):
         for name, grid in model._state.grids().items():
             for end, held in zip(("minimum", "maximum"), grid.held(), strict=False):
                 if after.end(name, end) is not arrays.end(name, end):
@@ -487,24 +517,26 @@ def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = F
     batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
-    before = [(grid, [end.detach().clone() for end in grid.held()]) for grid in ranges]
+    with collectives.gathered(model, writing=True) as divided:
+        ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
+        before = [(grid, [end.detach().clone() for end in grid.held()]) for grid in ranges]
+        call = model.forward if divided else model  # whose hooks would put the divided parameters back
 
-    def see(batch: object) -> None:
-        args, kwargs = _fitting_arguments(model, batch)
-        model(*args, **kwargs)
+        def see(batch: object) -> None:
+            args, kwargs = _fitting_arguments(model, batch)
+            call(*args, **kwargs)
 
-    try:
-        for grid in ranges if restart else ():
-            for end in grid.held():
-                end.zero_()
-        with without_quantization(model, observing=True):
-            loading.show(batches, see, model._batches_seen)
-    except BaseException:
-        for grid, kept in before:
-            for end, value in zip(grid.held(), kept, strict=True):
-                end.copy_(value)
-        raise
+        try:
+            for grid in ranges if restart else ():
+                for end in grid.held():
+                    end.zero_()
+            with without_quantization(model, observing=True):
+                loading.show(batches, see, model._batches_seen)
+        except BaseException:
+            for grid, kept in before:
+                for end, value in zip(grid.held(), kept, strict=True):
+                    end.copy_(value)
+            raise
 
 
 def _fitting_arguments(model: PreparedModel, batch: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

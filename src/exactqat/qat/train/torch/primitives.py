@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -402,11 +403,18 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def whole(x: Tensor) -> Tensor:
+    """A tensor with all of its values: one that ``fully_shard`` has divided among processes is brought together."""
+    return cast(Any, x).full_tensor() if hasattr(x, "full_tensor") else x
+
+
 def to_numpy(x: Tensor) -> np.ndarray:
     """A tensor's values without gradients, also those of one that `torch.func` has wrapped."""
     x = unwrapped(x)
     with torch._C._DisableFuncTorch():
-        return x.detach().cpu().numpy()
+        x = x.detach().cpu()
+        # Among processes `fully_shard` may free a parameter's memory, which it cannot once NumPy has it.
+        return (x.clone() if dist.is_available() and dist.is_initialized() else x).numpy()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -250,8 +250,8 @@ def parameter_groups(
 
 def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     """The learned ranges, each with the path of its layer."""
-    learned = model._state.learned.items()
-    layers = {id(end): name.removeprefix(weights_of("")) for name, ends in learned for end in ends.values()}
+    learned = model._state.trained_ranges.items()
+    layers = {id(end): name.removeprefix(weights_of("")) for name, held in learned for end in held.parameters()}
     return [(layers[id(parameter)], parameter) for parameter in model.range_parameters()]
 
 

@@ -8,12 +8,14 @@ by one.
 
 from __future__ import annotations
 
+import math
+from collections import UserDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -49,20 +51,37 @@ _quantized_batch_norm = fused("quantized_batch_norm")
 
 class HeldRange(Kept):
     """Holds a range: ``minimum``, ``maximum`` (parameters if they are trained, else buffers) and, of what is stored,
-    ``batches``, the number of batches seen, so that a range without data is noticed; all rank 0. One with min > max is
-    refused when it is loaded."""
+    ``batches``, the number of batches seen, so that a range without data is noticed. Buffers have rank 0; parameters
+    have one dimension, as ``fully_shard`` divides no scalars. One with min > max is refused when it is loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
-        if low is not None and high is not None and low.dim() == 0 == high.dim():
+        if low is not None and high is not None and low.numel() == 1 == high.numel():
+            least, most = float(p.whole(low)), float(p.whole(high))
             if self._parameters:  # training may have left an end beyond zero; it counts as zero
-                low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-            if not low <= 0 <= high:
-                raise ValueError(f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {low}, {high}")
+                least, most = min(least, 0.0), max(most, 0.0)
+            if not least <= 0 <= most:
+                raise ValueError(
+                    f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {least:g}, {most:g}"
+                )
+        for name, own in (self._parameters | self._buffers).items():
+            saved = state_dict.get(prefix + name)
+            if own is not None and saved is not None and own.numel() == 1 == saved.numel():
+                state_dict[prefix + name] = saved.reshape(own.shape)  # trained in one of the two models only
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return object.__reduce_ex__(self, protocol)
+
+
+class Scalars(UserDict[str, Tensor]):
+    """The trained ends of a range of rank 0, whose parameters have one dimension."""
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        self.data = parameters
+
+    def __getitem__(self, end: str) -> Tensor:
+        return self.data[end].view(())
 
 
 class ModuleTensor:
@@ -104,7 +123,7 @@ class ModuleGrid(StoredGrid):
     def __init__(self, state: ModuleState, name: str) -> None:
         super().__init__(state, name)
         self.range = state.range_at(f"{name}.output_quantizer")
-        self._low, self._high = (cast(dict[str, Tensor], state.arrays.holder(name, end)) for end in ENDS)
+        self._low, self._high = (cast(Mapping[str, Tensor], state.arrays.holder(name, end)) for end in ENDS)
         self._buffers = cast(dict[str, Tensor], self.range._buffers)
         self.policy = self.rule.ranges
         # `batches` and its version once there were some.
@@ -162,25 +181,28 @@ class ModuleGrid(StoredGrid):
 
     def ends(self) -> tuple[Tensor, Tensor]:
         # Copies of what the next batch may move: an operator may keep them for its backward pass.
-        kept = (self._low["minimum"], self._high["maximum"])
+        kept = self._low["minimum"], self._high["maximum"]
         low, high = (
             end.clone() if end is held and not end.requires_grad else end
-            for end, held in zip(self.at_this_moment(), kept, strict=True)
+            for end, held in zip(self._usable(*kept), kept, strict=True)
         )
         return low, high
 
     def at_this_moment(self) -> tuple[Tensor, Tensor]:
         """`ends` for callers that keep neither: the next batch may move them."""
-        minimum, maximum = self._low["minimum"], self._high["maximum"]
-        at_hand = _are_at_hand(minimum, maximum)
+        return self._usable(self._low["minimum"], self._high["maximum"])
+
+    def _usable(self, minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
         if self.policy != "fixed" and self.name not in self.state.shown:
             self._require_data()
+        at_hand = _are_at_hand(minimum, maximum)
+        low, high = (minimum.item(), maximum.item()) if at_hand else (math.inf, -math.inf)
         if self.policy == "learned":
-            if not at_hand or minimum.item() > 0:
-                minimum = core.below_zero(p, minimum)
-            if not at_hand or maximum.item() < 0:
-                maximum = core.above_zero(p, maximum)
-        if not (at_hand and maximum.item() - minimum.item() > 2 * SMALLEST_WIDTH):
+            if low > 0:
+                minimum, low = core.below_zero(p, minimum), 0.0
+            if high < 0:
+                maximum, high = core.above_zero(p, maximum), 0.0
+        if not (at_hand and high - low > 2 * SMALLEST_WIDTH):
             minimum, maximum = core.with_width(p, minimum, maximum)
         return core.symmetric(p, minimum, maximum) if self.rule.is_int16 else (minimum, maximum)
 
@@ -240,7 +262,9 @@ class ModuleWeightGrid(WeightGrid):
             if learned is None:
                 quantized = _fake_quant_rows(dense, rule.weight_bits, rule.narrow_range)
             else:
-                high = core.above_zero(p, learned["maximum"])
+                high = learned["maximum"]
+                if not _are_at_hand(high, high) or high.detach().amin().item() < 0:
+                    high = core.above_zero(p, high)
                 quantized = _fake_quant_rows_within(dense, high, rule.weight_bits, rule.narrow_range)
             return channels_first_view(quantized) if rows else quantized
         return cast(Tensor, super().__call__(weight))
@@ -297,18 +321,28 @@ class ModuleNormalization(Normalization):
         tensors, training = self.tensors(), self.training
         share = self._share(x, tensors) if training else None
         if training and self.state.synchronized:
-            return collectives.normalized(x, tensors, self.epsilon, share, channel_axis)
+            return collectives.normalized(x, tensors, self.epsilon, share, channel_axis)[0]
         return normalized(x, tensors, self.epsilon, training, share, channel_axis)
 
     def stored(self, x: Tensor, activation: str, grid: ModuleGrid, channel_axis: int, /) -> Tensor | None:
-        """In two passes over memory instead of six: in training on the CPU in float32."""
-        mode, state = self.state.mode, self.state
-        plain = mode.quantizing and not mode.observing and not state.synchronized and x.dtype == torch.float32
+        """In two passes over memory instead of six: in training on the CPU in float32. In several processes, the range
+        follows from what they exchange about the batch anyway."""
+        mode = self.state.mode
         # Percentiles do not follow from the extremes.
         percentile = grid.policy == "percentile" and grid.observes
-        if not (self.training and plain and x.device.type == "cpu" and not percentile):
+        if not (self.training and mode.quantizing) or mode.observing or percentile:
             return None
         tensors = self.tensors()
+        if self.state.synchronized:
+            share = self._share(x, tensors)
+            y, *ends = collectives.normalized(x, tensors, self.epsilon, share, channel_axis)
+            if activation != "NONE":
+                y, *ends = (p.relu6(x) if activation == "RELU6" else p.relu(x) for x in (y, *ends))
+            if grid.observes:
+                grid.observe_extremes(*ends)
+            return grid.quantize(y)
+        if not (x.dtype == torch.float32 and x.device.type == "cpu"):
+            return None
         mean, variance = tensors.mean, tensors.variance
         scale, offset = scale_and_offset(tensors)
         share = self._share(x, tensors)
@@ -368,8 +402,11 @@ class ModuleState(State):
         mode: of the current call.
         sources: what returns the tensors and constants that steps read, by name.
         norms: batch norms by the paths of their steps.
+        trained_ranges: what holds learned ranges, by the names of `learned`.
         synchronized: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
         of_all_processes: whether they must be; off if each process runs on the same data.
+        warned: whether it was said that they are not.
+        callers: each DistributedDataParallel that has called the model before `freeze` and waits for all gradients.
     """
 
     functional: ModulePlan
@@ -390,19 +427,21 @@ class ModuleState(State):
         self._places, self._given, self._paths = places, tensors, dict[int, str]()
         self.sources: dict[str, Source] = {}
         self.norms: dict[str, ModuleNormalization] = {}
+        self.trained_ranges: dict[str, HeldRange] = {}
         self._weight_grids: dict[str, ModuleWeightGrid] = {}
-        self.synchronized, self.of_all_processes = False, True
+        self.synchronized, self.of_all_processes, self.warned = False, True, False
+        self.callers: WeakSet[nn.Module] = WeakSet()
         for name, grid in functional.grids.items():
             held = self.range_at(f"{name}.output_quantizer")
             self.ranges[name] = cast(dict[str, Array], held._buffers)
             if grid.trained:
-                self.learned[name] = cast(dict[str, Array], held._parameters)
+                self._learn(name, held, rank=0)
             if not held._buffers:
                 low, high = grid.rule.fixed_range if grid.rule.fixed_range is not None else (0.0, 0.0)
                 held.register_buffer("batches", torch.tensor(0))
                 for end, value in (("maximum", high), ("minimum", low)):
                     if is_learned(grid, end):
-                        held.register_parameter(end, nn.Parameter(torch.tensor(float(value))))
+                        held.register_parameter(end, nn.Parameter(torch.tensor([float(value)])))
                     else:
                         held.register_buffer(end, torch.tensor(float(value)))
         for path in dict.fromkeys(functional.weight_owner.values()):
@@ -412,7 +451,11 @@ class ModuleState(State):
                 held = self.range_at(f"{path}.weight_quantizer")
                 if not held._parameters:
                     self._start(held, weights)
-                self.learned[weights_of(path)] = cast(dict[str, Array], held._parameters)
+                self._learn(weights_of(path), held, rank=int(weights.rule.per_channel))
+
+    def _learn(self, name: str, held: HeldRange, rank: int) -> None:
+        ends = cast(dict[str, Array], held._parameters)
+        self.trained_ranges[name], self.learned[name] = held, ends if rank else cast(Any, Scalars(ends))
 
     @torch.no_grad()
     def _start(self, held: HeldRange, weights: Weights) -> None:
@@ -420,7 +463,7 @@ class ModuleState(State):
         weight = self.stored_weight(weights).detach().movedim(weights.channel_axis, -1)
         start = None if weights.range_end is None else torch.as_tensor(weights.range_end).to(weight.device)
         for name, value in learned_ends(p, weights.rule, weight, start).items():
-            held.register_parameter(name, nn.Parameter(value.clone()))
+            held.register_parameter(name, nn.Parameter(value.reshape(-1).clone()))
 
     def range_at(self, path: str) -> HeldRange:
         """The module that holds the range of what is at a path."""
@@ -523,9 +566,10 @@ class ModuleState(State):
     @torch.no_grad()
     def in_numpy(self) -> Arrays:
         """What the core computes integers from, in NumPy."""
-        arrays = self.arrays.map(p.to_numpy)
         names = self.functional.tensors_of(self.plan.steps)
-        arrays.tensors = {name: p.to_numpy(self.constant(name)) for name in names}
+        with collectives.gathered(self.model):
+            arrays = self.arrays.map(p.to_numpy)
+            arrays.tensors = {name: p.to_numpy(self.constant(name)) for name in names}
         self.epsilons()
         return arrays
 
@@ -536,8 +580,9 @@ class ModuleState(State):
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:
-            return collectives.statistics(raw, axes, channel_axis)[:2]
-        if self.of_all_processes and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            mean, variance, *_ = collectives.moments(raw, axes, channel_axis)
+            return mean.to(raw.dtype), variance.to(raw.dtype)
+        if self.of_all_processes and collectives.several_processes():
             raise RuntimeError(
                 "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
             )

@@ -22,6 +22,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from .primitives import is_exporting
 
 BEFORE = "change the float model and prepare it again; pruning, weight norm and the like are taken over from there"
+SYNCHRONIZED = (
+    "inside `with exactqat.qat.distributed.synchronized(model):` a prepared model's batch norms see the batches of all "
+    "processes, as SyncBatchNorm would"
+)
 # What steps read of a batch norm at each call.
 _LIVE = ("momentum", "eps", "track_running_stats")
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size)
@@ -32,6 +36,8 @@ class Owner(nn.Module):
 
     # Names of the parameters and buffers, once it is closed.
     kept: frozenset[str] | None = None
+    # Whether `fully_shard` has put whole parameters in the place of divided ones, for a while.
+    unsharded = False
 
     def close(self) -> None:
         """From here on nothing can be replaced."""
@@ -39,13 +45,24 @@ class Owner(nn.Module):
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         if self.kept is not None:
-            if name in self._modules and value is not self._modules[name]:
-                raise TypeError(f"'{name}' of a prepared model cannot be replaced: {BEFORE}")
+            self._require_same(name, value)
             held: Tensor | None = self._parameters.get(name)
             held = self._buffers.get(name) if held is None else held
             if held is not None:
                 _require_alike(name, held, value)
+                if hasattr(held, "full_tensor") != hasattr(value, "full_tensor"):
+                    vars(self)["unsharded"] = hasattr(held, "full_tensor")
         super().__setattr__(name, value)
+
+    def _require_same(self, name: str, value: object) -> None:
+        if name in self._modules and value is not self._modules[name]:
+            instead = SYNCHRONIZED if isinstance(value, nn.SyncBatchNorm) else BEFORE
+            raise TypeError(f"'{name}' of a prepared model cannot be replaced: {instead}")
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        if self.kept is not None:
+            self._require_same(name, module)
+        super().add_module(name, module)
 
     def __delattr__(self, name: str) -> None:
         if self.kept is not None and (name in self.kept or name in self._modules):
@@ -106,7 +123,7 @@ class Kept(Owner):
 def _refused_hook(self: nn.Module, *args: object, **kwargs: object) -> NoReturn:
     raise TypeError(
         f"hooks on a prepared model's {type(self).__name__} would never be called: register them on the prepared model "
-        "or on parameters; stored_tensors returns what layers store"
+        "or on parameters; stored_tensors returns what layers store; torch's fully_shard takes the whole prepared model"
     )
 
 
