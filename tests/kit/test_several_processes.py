@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
 from exactqat.qat.distributed import synchronized  # noqa: E402
+from exactqat.tune import Gate  # noqa: E402
+from exactqat.tune.callbacks._modules import Checkpoint  # noqa: E402
 
 COUNT = 2
 POLICIES = ("ema", "learned")
@@ -159,10 +162,15 @@ def whole_flow(ranges: str, wrapper: str, path: Path) -> dict[str, Any]:
     return {"file": path.read_bytes(), "answers": answers, "stored": stored, "state": state, "told": words}
 
 
-def inner_module_divided() -> list[str]:
+def not_divided() -> list[list[str]]:
+    """What is told of an inner module, and of a checkpoint that only the first process would write."""
     from torch.distributed.fsdp import fully_shard
 
-    return told(lambda: fully_shard(prepared().get_submodule("0.0")))
+    model = prepared()
+    inner = told(lambda: fully_shard(model.get_submodule("0.0")))
+    wrapped(model, "fully_shard")
+    checkpoint = Checkpoint(Gate((examples(0).numpy(), np.zeros(8, np.int64))))
+    return [inner, told(lambda: checkpoint._score(model, 0, dist.get_rank() == 0, lambda value: value))]
 
 
 def exchanges() -> tuple[int, int]:
@@ -202,7 +210,7 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=COUNT)
     results: dict[str, Any] = {"unsynchronized": unsynchronized()}
     results["same wrapper"] = [frozen_in_the_same_wrapper(unused) for unused in (False, True)]
-    results["inner module"], results["exchanges"] = inner_module_divided(), exchanges()
+    results["not divided"], results["exchanges"] = not_divided(), exchanges()
     for ranges in POLICIES:
         for wrapper in WRAPPERS:
             results[f"{ranges} {wrapper}"] = whole_flow(ranges, wrapper, Path(folder) / f"{rank}.tflite")
@@ -265,10 +273,11 @@ def test_fully_shard_has_the_bits_of_distributed_data_parallel(ranks: list[dict[
 
 
 @pytest.mark.slow
-def test_fully_shard_of_an_inner_module_is_refused(ranks: list[dict[str, Any]]) -> None:
+def test_what_cannot_be_divided_is_refused(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
-        (sentence,) = results["inner module"]
-        assert "fully_shard takes the whole prepared model" in sentence
+        (inner,), (checkpoint,) = results["not divided"]
+        assert "fully_shard takes the whole prepared model" in inner
+        assert "call the gate in every process" in checkpoint
 
 
 @pytest.mark.slow

@@ -48,9 +48,13 @@ class Checkpoint:
         self._state: dict[str, Any] | None = None
 
     def _score(self, module: Module, step: int, is_first: bool, broadcast: Broadcast) -> Verdict:
-        verdict = None
+        verdict, model = None, prepared_in(module)
+        if hasattr(type(model), "reshard") or any(hasattr(tensor, "full_tensor") for tensor in model.parameters()):
+            raise TypeError(
+                "DeviceCheckpoint scores in the first process, which holds a part of what fully_shard has divided: "
+                "call the gate in every process instead, gate(model, step)"
+            )
         if is_first:
-            model = prepared_in(module)
             verdict = self._gate(model, step)
             if verdict.best:
                 # On the CPU: other processes have other devices.

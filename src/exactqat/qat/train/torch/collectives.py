@@ -122,19 +122,19 @@ class _Moments(torch.autograd.Function):
         together = (means * counts).sum(0) / total
         variance = (sums + (means - together).square() * counts).sum(0) / total
         extremes = torch.stack([low.amin(0), -high.amin(0)])
-        ctx.save_for_backward(mean - together, count / total)
-        ctx.total = total
+        ctx.save_for_backward(mean - together, total)
+        ctx.count = count
         ctx.mark_non_differentiable(total, extremes)
         return together, variance, total, extremes
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        apart, share = ctx.saved_tensors
+        apart, total = ctx.saved_tensors
         summed = torch.stack(gradients[:2])
         dist.all_reduce(summed)
-        of_mean, of_variance = summed
-        return share * (of_mean + 2 * apart * of_variance), of_variance / ctx.total, None, None
+        of_mean, of_squares = summed / total
+        return ctx.count * (of_mean + 2 * apart * of_squares), of_squares, None, None
 
 
 def normalized(

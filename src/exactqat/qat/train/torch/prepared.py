@@ -39,10 +39,6 @@ from .state import Bound, HeldRange, ModuleGrid, ModulePlan, ModuleState, Traini
 from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
-UNSYNCHRONIZED = (
-    "several processes train this model, and each moves batch norm's statistics and ranges by its own batches alone: "
-    "they end with different networks. Train inside `with exactqat.qat.distributed.synchronized(model):`"
-)
 
 
 class PreparedModel(Owner):
@@ -175,7 +171,7 @@ class PreparedModel(Owner):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_called_plainly(args, self._frozen)
-        if self.training and collectives.several_processes() and not torch.compiler.is_compiling():
+        if self.training and not torch.compiler.is_compiling() and collectives.several_processes():
             self._require_together()
         seen = self._watched if self.training and torch.is_grad_enabled() else None
         if seen is not None:
@@ -193,7 +189,12 @@ class PreparedModel(Owner):
                 state.warned = any(norm.training for norm in state.norms.values())
                 state.warned |= any(grid.observes for grid in state.grids().values())
                 if state.warned:
-                    warnings.warn(UNSYNCHRONIZED, stacklevel=users_line())
+                    warnings.warn(
+                        "several processes train this model, and each moves batch norm's statistics and ranges by its "
+                        "own batches: they end with different networks. Train inside `with "
+                        "exactqat.qat.distributed.synchronized(model):`",
+                        stacklevel=users_line(),
+                    )
         elif self._trained_ranges and torch.is_grad_enabled() and caller in state.callers:
             raise RuntimeError(
                 "DistributedDataParallel waits for gradients of learned ranges, which end at freeze: wrap the model "
