@@ -21,6 +21,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
+from exactqat.kit.planning.ends import Ends  # noqa: E402
 from exactqat.kit.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.kit.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
 from exactqat.qat.train.core.steps import WeightedStep  # noqa: E402
@@ -496,7 +497,8 @@ def test_constants_of_operators_that_compare_codes_lie_on_their_grid() -> None:
     constants = {"floor": Constant("floor", (3,), trainable=True)}
     values = {name: Value(name, (1, 3)) for name in ("input", "maximum")}
     maximum = Step("maximum", ("input", "floor"), "maximum")
-    network = Network(("input",), ("maximum",), values, constants, (maximum,))
+    ends = Ends(["input"], ["maximum"])
+    network = Network(("input",), ("maximum",), values, constants, (maximum,), input_tree=ends, output_tree=ends)
     feature = PlanInput("input", "input", (1, 3))
     plan = Plan(network, (feature,), (step,), {"input": grid}, constants, ("maximum",), ("maximum",))
     prepared = qat.PreparedModel(plan, {"floor": floor})

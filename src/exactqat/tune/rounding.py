@@ -53,8 +53,8 @@ def _with_learned_rounding(
     weights = places.step.weights
     assert weights is not None
     run = candidate.run()
-    quantized, raw_scale = (np.asarray(array) for array in run.quantized_weight(places.step.path, weights))
-    weight = np.asarray(run.constant(weights.weight), np.float32)
+    grid, weight = run.weight_grid(places.step.path, weights), np.asarray(run.constant(weights.weight), np.float32)
+    quantized, raw_scale = np.asarray(grid(weight)), np.asarray(grid.scale(weight))
     axis = weights.channel_axis
     codes = weight_codes(quantized, raw_scale, axis)
     scale = per_channel(primitives_numpy, np.where(raw_scale > 0, raw_scale, 1), weight.ndim, axis)

@@ -42,11 +42,30 @@ def arguments(batch: Any, places: int | None = None) -> tuple[tuple[Any, ...], d
     return (args[:1] if places == 1 else args), {}
 
 
-def checked(batches: Any, is_array: bool) -> Iterator[Any]:
+def fitting(batch: Any, tree: Any, places: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As `arguments`, of a calibration batch. tree: how the model's arguments nest.
+
+    Raises:
+        TypeError: they nest otherwise.
+    """
+    args, kwargs = arguments(batch, places)
+    try:
+        tree.flatten(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{error}; a batch holds the model's arguments alone (targets are left out by themselves where the model "
+            "takes one): calibrate(model, (x for x, _ in loader)), or ((a, b) for a, b, *_ in loader) where it takes "
+            "two"
+        ) from None
+    return args, kwargs
+
+
+def checked(batches: Any, is_array: bool, frozen: bool) -> Iterator[Any]:
     """An iterator over `batches`.
 
     Raises:
         TypeError: it is one array, or does not yield batches.
+        ValueError: the network is frozen.
     """
     if is_array:
         shape = list(getattr(batches, "shape", ()))
@@ -54,6 +73,8 @@ def checked(batches: Any, is_array: bool) -> Iterator[Any]:
     if isinstance(batches, Mapping) or not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
         kind = f"{type(batches).__name__}{'; give [it]' if isinstance(batches, Mapping) else ''}"
         raise TypeError(f"batches must be an iterable of batches, such as a loader, got {kind}")
+    if frozen:
+        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     return iter(batches)
 
 
@@ -75,10 +96,3 @@ def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], 
         before = after
     if count == 0:
         raise ValueError("batches is empty: ranges need at least one batch")
-
-
-# Appended to what is wrong with a calibration batch.
-ALONE = (
-    "a batch holds the model's arguments alone (targets are left out by themselves where the model takes one): "
-    "calibrate(model, (x for x, _ in loader)), or ((a, b) for a, b, *_ in loader) where it takes two"
-)

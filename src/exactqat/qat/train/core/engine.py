@@ -50,7 +50,7 @@ class Functional(TrainingPlan):
         """NumPy arrays to begin with; `tensors` are the user's."""
         arrays = Arrays(dict(tensors))
         self.moved = moved_constants(self, tensors)
-        self.fresh_norms = fresh_norms(self.plan, tensors)
+        self.fresh_norms = fresh_norms(self, tensors)
         for name, grid in self.grids.items():
             rule = grid.rule
             low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
@@ -60,10 +60,9 @@ class Functional(TrainingPlan):
                 arrays.learned[name] = learned
             others = {end: value for end, value in ends.items() if end not in learned}
             arrays.ranges[name] = {**others, "batches": np.asarray(0, np.int32)}
-        for step in self.plan.steps:
-            norm = None if step.weights is None else step.weights.batch_norm
-            if norm is not None and norm.training:
-                arrays.ranges[step.grid]["trained"] = np.asarray(0, np.int32)
+        for path, norm in self.norms.items():
+            if norm.training:
+                arrays.ranges[self.grid_of[path]]["trained"] = np.asarray(0, np.int32)
         run = in_numpy(self, arrays, frozen=False)
         for step in self.plan.steps:
             weights = step.weights

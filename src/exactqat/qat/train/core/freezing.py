@@ -29,17 +29,15 @@ class UnsettledStatisticsWarning(UserWarning):
     statistics, used from then on, are far from those of the batches that ranges were measured with."""
 
 
-def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
+def fresh_norms(functional: TrainingPlan, tensors: Mapping[str, Any]) -> frozenset[str]:
     """Paths of layers whose batch norms' running statistics are initial.
 
     tensors: the network's parameters and variables, by name; arrays of any framework.
     """
-    norms = {step.path: step.weights.batch_norm for step in plan.steps if step.weights is not None}
     return frozenset(
         path
-        for path, norm in norms.items()
-        if norm is not None
-        and norm.training
+        for path, norm in functional.norms.items()
+        if norm.training
         and {norm.mean, norm.variance} <= tensors.keys()  # computed ones do not begin at anything
         and are_initial(tensors[norm.mean], tensors[norm.variance])
     )
@@ -60,11 +58,10 @@ def frozen(functional: TrainingPlan, arrays: Arrays) -> Arrays:
     for tree in (arrays.ranges, arrays.learned):
         for name, ends in tree.items():
             require_finite(f"the range of '{name}'", *(ends[end] for end in ENDS if end in ends))
-    for step in functional.plan.steps:
-        norm = None if step.weights is None else step.weights.batch_norm
-        if norm is not None:  # statistics that are written as numbers are no state
-            statistics = [arrays.tensors[name] for name in (norm.mean, norm.variance) if name in arrays.tensors]
-            require_finite(f"the statistics of '{step.path}'", *statistics)
+    for path, norm in functional.norms.items():
+        # Statistics that are written as numbers are no state.
+        statistics = [arrays.tensors[name] for name in (norm.mean, norm.variance) if name in arrays.tensors]
+        require_finite(f"the statistics of '{path}'", *statistics)
     functional.require_data(arrays.ranges)
     _warn_of_unsettled(functional, arrays)
     return settled(functional, arrays)
@@ -76,17 +73,16 @@ def _warn_of_unsettled(functional: TrainingPlan, arrays: Arrays) -> None:
     Not if no batch was trained since `prepare`: ranges were then measured with these same statistics.
     """
     unsettled = []
-    for step in functional.plan.steps:
-        norm = None if step.weights is None else step.weights.batch_norm
-        if norm is None or not norm.training or step.path not in functional.fresh_norms:
+    for path, norm in functional.norms.items():
+        if not norm.training or path not in functional.fresh_norms:
             continue
-        trained = int(arrays.ranges[step.grid]["trained"])
+        trained = int(arrays.ranges[functional.grid_of[path]]["trained"])
         batches = int(arrays.tensors[norm.counter]) if norm.counter else trained
         # None: they are the mean of all batches.
         left = 0.0 if not norm.momentum else (1 - norm.momentum) ** batches
         # A variance of 1 leaves that much of itself; smaller ones were loaded by a program that keeps no count.
         if trained > 0 and left > _UNSETTLED and bool((arrays.tensors[norm.variance] >= 0.99 * left).all()):
-            unsettled.append((left, batches, step.path, norm.momentum))
+            unsettled.append((left, batches, path, norm.momentum))
     if not unsettled:
         return
     left, batches, path, momentum = max(unsettled)

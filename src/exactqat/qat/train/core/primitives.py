@@ -9,15 +9,28 @@ float32 unless said otherwise; `axis` and `axes` may be negative.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+import exactqat as eq
+
 from ....kit.device.primitives import RealPrimitives
 
+A = TypeVar("A")
 Array = Any
 # The smallest and the largest value of a range.
 Ends = tuple[Array, Array]
+
+
+def fake_quantize(x: A, minimum: Array, maximum: Array, bits: int, narrow_range: bool) -> A:
+    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
+    operators: Any = eq.quantization
+    operator = operators.fake_quant_with_min_max_vars_per_channel
+    if len(minimum.shape) == 0:
+        operator = operators.fake_quant_with_min_max_vars
+    result: A = operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
+    return result
 
 
 class HostFunction(Protocol):

@@ -8,12 +8,10 @@ framework trained them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 
-import exactqat as eq
-
+from . import primitives
 from .primitives import Array
 
 
@@ -46,10 +44,5 @@ def straight_through(value: Array, gradient_of: Array) -> Array:
 
 
 def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_range: bool) -> Array:
-    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
-    operators: Array = eq.quantization
-    operator = operators.fake_quant_with_min_max_vars_per_channel
-    if np.ndim(minimum) == 0:
-        operator = operators.fake_quant_with_min_max_vars
     x, minimum, maximum = (np.asarray(operand, np.float32) for operand in (x, minimum, maximum))
-    return cast(Array, operator(np.ascontiguousarray(x), minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+    return primitives.fake_quantize(np.ascontiguousarray(x), minimum, maximum, bits, narrow_range)

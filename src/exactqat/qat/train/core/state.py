@@ -168,9 +168,9 @@ class WeightGrid:
     """
 
     def __init__(self, state: State, path: str, weights: Weights) -> None:
-        """path: of a step that has the weight."""
+        """path: of the first step that has the weight."""
         self.state, self.rule, self.channel_axis = state, weights.rule, weights.channel_axis
-        self.owner = weights_of(state.functional.weight_owner[path])
+        self.owner = weights_of(path)
 
     def learned(self) -> Array:
         """The learned ends; None if the range is the weight's largest magnitude."""
@@ -303,7 +303,13 @@ class ConstantOperand:
 
 
 class State:
-    """The arrays of one run, and what steps read and move of them."""
+    """The arrays of one run, and what steps read and move of them.
+
+    Attributes:
+        norms: batch norms by the paths of their steps.
+    """
+
+    stored_grid, grid_of_weight, norm_of_step = StoredGrid, WeightGrid, Normalization
 
     def __init__(
         self, functional: TrainingPlan, arrays: Arrays, mode: Mode, primitives: NumberPrimitives | None = None
@@ -319,22 +325,27 @@ class State:
         self.shown: dict[str, list[tuple[Array, Array]]] = {}
         self.constants: dict[str, Array] = {}
         self._grids: dict[str, Array] = {}
+        self._weight_grids: dict[str, Array] = {}
+        self.norms: dict[str, Array] = {}
 
     def grid(self, name: str) -> Array:
         """The grid of that name, a `StoredGrid`."""
         if name not in self._grids:
-            self._grids[name] = self.new_grid(name)
+            self._grids[name] = self.stored_grid(self, name)
         return self._grids[name]
 
-    def new_grid(self, name: str) -> StoredGrid:
-        return StoredGrid(self, name)
+    def weight_grid(self, path: str, weights: Weights) -> Array:
+        """The grid of a step's weight, a `WeightGrid`; steps with the same weight share one."""
+        owner = self.functional.weight_owner[path]
+        if owner not in self._weight_grids:
+            self._weight_grids[owner] = self.grid_of_weight(self, owner, weights)
+        return self._weight_grids[owner]
 
-    def weight_grid(self, path: str, weights: Weights) -> WeightGrid:
-        """The grid of a step's weight."""
-        return WeightGrid(self, path, weights)
-
-    def normalization(self, step: PlanStep, norm: BatchNorm) -> Normalization:
-        return Normalization(self, step, norm)
+    def normalization(self, step: PlanStep, norm: BatchNorm) -> Array:
+        """A step's batch norm, a `Normalization`."""
+        if step.path not in self.norms:
+            self.norms[step.path] = self.norm_of_step(self, step, norm)
+        return self.norms[step.path]
 
     # --- constants ----------------------------------------------------------------------------------------------------
 
@@ -376,11 +387,6 @@ class State:
         if norm is None or not folds(weights):
             return weight
         return folded_weight(self.primitives, weight, self.factor_and_offset(norm)[0], weights.channel_axis)
-
-    def quantized_weight(self, path: str, weights: Weights) -> tuple[Array, Array]:
-        """The weight on its grid, and the step width for each output channel. path: of a step that has it."""
-        grid, weight = self.weight_grid(path, weights), self.stored_weight(weights)
-        return grid(weight), grid.scale(weight)
 
     def factor_and_offset(self, norm: BatchNorm) -> tuple[Array, Array]:
         """Batch norm in inference as ``factor * x + offset``, both [channels]."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ....kit.device import DEFAULT_PROFILE, OPERATORS, profile_named
-from ....kit.planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanStep, require_data
+from ....kit.planning.plans import Derived, Grid, Numbers, Plan, PlanStep, require_data
 from .arrays import ENDS, Arrays, Tree, is_learned, weights_of
 from .primitives import Array, FunctionalPrimitives
 from .ranges import CALIBRATED, codes_of
@@ -43,6 +43,9 @@ class TrainingPlan:
         self.fresh_norms: frozenset[str] = frozenset()
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {step.path: step.grid for step in plan.inputs} | {step.path: step.grid for step in plan.steps}
+        # By the paths of their steps.
+        norms = {step.path: step.weights.batch_norm for step in plan.steps if step.weights is not None}
+        self.norms = {path: norm for path, norm in norms.items() if norm is not None}
         self.writers = dict.fromkeys(plan.grids, 0)
         # Steps with the same weight under the same rule share its learned range; the first one's path.
         self.weight_owner: dict[str, str] = {}
@@ -119,14 +122,9 @@ class TrainingPlan:
         return list(names)
 
     @property
-    def _trained_norms(self) -> list[BatchNorm]:
-        norms = [step.weights.batch_norm for step in self.plan.steps if step.weights is not None]
-        return [norm for norm in norms if norm is not None and norm.training]
-
-    @property
     def statistics(self) -> list[str]:
         """Names of the user's tensors that training moves without gradients."""
-        held = [(norm.mean, norm.variance, norm.counter) for norm in self._trained_norms]
+        held = [(norm.mean, norm.variance, norm.counter) for norm in self.norms.values() if norm.training]
         return list(dict.fromkeys(name for names in held for name in names if name))
 
     def _ends_of_weights(self, steps: Sequence[PlanStep]) -> list[tuple[str, str]]:

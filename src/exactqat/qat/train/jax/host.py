@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,50 +58,27 @@ def is_custom_call() -> bool:
 # --- calls from programs ----------------------------------------------------------------------------------------------
 
 
-class _Known(NamedTuple):
-    """A function that programs call.
-
-    Attributes:
-        trained: how many of its operands are, the first ones.
-        operands, results: their dtypes.
-    """
-
-    function: weakref.ref[Any]
-    trained: int
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-
-
-# By numbers unique to this process: a program compiled elsewhere finds nothing here.
-_known: dict[int, _Known] = {}
+# Functions that programs call, with how many of their operands are trained (the first ones), the dtypes of operands and
+# of results. By numbers unique to this process: a program compiled elsewhere finds nothing here.
+_known: dict[int, tuple[weakref.ref[Any], int, list[str], list[str]]] = {}
 # What results are like.
 Likes = Sequence[ShapedArray]
 # Addresses and shapes.
 Places = Sequence[tuple[int, tuple[int, ...]]]
 
 
-def _number_of(
-    function: HostFunction, trained: int, operands: Sequence[ShapedArray], results: Sequence[ShapedArray]
-) -> int:
-    dtypes = (tuple(aval.dtype.name for aval in avals) for avals in (operands, results))
-    number = secrets.randbits(62)
-    _known[number] = _Known(weakref.ref(function), trained, *dtypes)
-    weakref.finalize(function, _known.pop, number, None)
-    return number
-
-
 def _answer(number: int, operands: Places, results: Places) -> str | None:
     """Fills the results, or says why not."""
-    known = _known.get(number)
-    function = None if known is None else known.function()
-    if function is None or known is None:
+    known, trained, of_operands, of_results = _known.get(number, (lambda: None, 0, [], []))
+    function = known()
+    if function is None:
         return "the prepared network that this program computes is no longer there: keep it, too"
-    arrays = [_array(*place, dtype) for place, dtype in zip(operands, known.operands, strict=True)]
+    arrays = [_array(*place, dtype) for place, dtype in zip(operands, of_operands, strict=True)]
     for array in arrays:
         array.flags.writeable = False
     try:
-        computed = _computed(function, known.trained, arrays)
-        for place, value, dtype in zip(results, computed, known.results, strict=True):
+        computed = _computed(function, trained, arrays)
+        for place, value, dtype in zip(results, computed, of_results, strict=True):
             _array(*place, dtype)[...] = value
     except ValueError as error:  # weights that the device cannot take
         return str(error)
@@ -175,7 +152,10 @@ def _lower(context: Any, *values: Any, function: HostFunction, likes: int, train
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
     if on_cpu and (target := host_target(_answer)) is not None:
         module.add_keepalive(function)
-        number = _number_of(function, trained, context.avals_in, context.avals_out)
+        number = secrets.randbits(62)
+        dtypes = ([aval.dtype.name for aval in avals] for avals in (context.avals_in, context.avals_out))
+        _known[number] = weakref.ref(function), trained, *dtypes
+        weakref.finalize(function, _known.pop, number, None)
         custom_call = partial(jax.ffi.ffi_call(target, types), function=np.int64(number))
         return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)
 

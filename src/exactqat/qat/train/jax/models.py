@@ -83,10 +83,6 @@ class UserModel:
         """The user's tree of trained leaves, from all leaves by name."""
         return jax.tree.unflatten(self.structure, [leaves[name] for name in self.trained])
 
-    def names_of_tree(self, tree: Tree) -> dict[str, Array]:
-        """The inverse of `tree`."""
-        return dict(zip(self.trained, jax.tree.leaves(tree), strict=True))
-
 
 def is_linen(model: object) -> bool:
     linen = sys.modules.get("flax.linen")

@@ -154,22 +154,18 @@ class Prepared:
         self, params: Params, state: State, batches: Iterable[Tree], restart: bool = False
     ) -> tuple[Params, State]:
         """Sets all activation ranges from data, with the float network in evaluation; see `exactqat.qat.calibrate`."""
-        batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
-        if _checked_state(state).frozen:
-            raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
+        is_array = isinstance(batches, jax.Array | np.ndarray)
+        batches = loading.checked(batches, is_array, _checked_state(state).frozen)
         if restart:
             params, state = self._trees(params, state, self._functional.forgotten(self._arrays(params, state)))
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         _require_values("calibrate", params, state)
+        places = loading.places(self._model.signature, FLAGS)
 
         def see(batch: Tree) -> None:
             nonlocal params, state
-            args, kwargs = loading.arguments(batch, loading.places(self._model.signature, FLAGS))
-            try:
-                self.plan.network.input_tree.flatten(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{error}; {loading.ALONE}") from None
+            args, kwargs = loading.fitting(batch, self.plan.network.input_tree, places)
             params, state = observe(params, state, args, kwargs)
             _require_values("calibrate", state)
 
@@ -252,7 +248,8 @@ class Prepared:
 
     def _tensors(self, params: Params, state: State) -> dict[str, Array]:
         try:
-            return {**state.variables, **self._model.names_of_tree(params["model"])}
+            trained = zip(self._model.trained, jax.tree.leaves(params["model"]), strict=True)
+            return {**state.variables, **dict(trained)}
         except (KeyError, TypeError, ValueError) as error:
             raise TypeError(
                 "params must be what init gives, a dictionary of 'model' and 'range_parameters', got "

@@ -20,6 +20,7 @@ from jax import Array, lax
 import exactqat as eq
 from exactqat.operators.jax import fused, placed_like, replicas
 
+from ..core import primitives as core
 from ..core.primitives import HostFunction
 from . import host
 
@@ -232,8 +233,6 @@ def pad(x: Array, pairs: Pairs, value: float = 0.0) -> Array:
 
 def pad_reflect(x: Array, pairs: Pairs, mode: str) -> Array:
     """The array's own values around it, from its edge outwards: "SYMMETRIC" with the edge itself, "REFLECT" without."""
-    if mode not in ("REFLECT", "SYMMETRIC"):
-        raise ValueError(f"mode must be 'REFLECT' or 'SYMMETRIC', got {mode!r}")
     return jnp.pad(x, [tuple(pair) for pair in pairs], mode=mode.lower())
 
 
@@ -362,14 +361,7 @@ def _windows(x: Array, window: Sequence[int], strides: Sequence[int], padding: P
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
-
-def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_range: bool) -> Array:
-    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
-    operators: Any = eq.quantization
-    operator = operators.fake_quant_with_min_max_vars_per_channel
-    if minimum.ndim == 0:
-        operator = operators.fake_quant_with_min_max_vars
-    return cast(Array, operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+fake_quantize = core.fake_quantize
 
 
 def batch_norm(

@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import exactqat
-
+from ..core import primitives as core
 from ..core.primitives import HostFunction
 
-
-def fake_quantize(x: tf.Tensor, minimum: tf.Tensor, maximum: tf.Tensor, bits: int, narrow_range: bool) -> tf.Tensor:
-    whole = len(minimum.shape) == 0
-    name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
-    return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
+fake_quantize = core.fake_quantize
 
 
 def on_host(
@@ -51,11 +46,6 @@ def sums_are_exact() -> bool:
 
 # There is no such operator; they are called where sums are exact.
 numbers_on_host = rounded_sums = None
-
-
-def program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself: nothing is compiled."""
-    return function
 
 
 def differentiated(

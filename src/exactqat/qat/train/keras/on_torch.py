@@ -44,11 +44,6 @@ def numbers_on_host(function: HostFunction, likes: Sequence[Tensor], arrays: Seq
     return [_tensor(array) for array in function(_arrays(arrays), [])]
 
 
-def program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself: nothing is compiled."""
-    return function
-
-
 def differentiated(
     step: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Tensor], others: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Any]:

@@ -555,9 +555,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Tree], restart: bool = Fal
     _require_prepared(model)
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
-    batches = loading.checked(batches, ops.is_tensor(batches) or isinstance(batches, np.ndarray))
-    if model.frozen:
-        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
+    batches = loading.checked(batches, ops.is_tensor(batches) or isinstance(batches, np.ndarray), model.frozen)
     before = model._in_numpy()
 
     def see(batch: Tree) -> None:

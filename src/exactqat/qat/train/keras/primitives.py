@@ -29,7 +29,9 @@ _IN_ROOM = {"jax": "..jax.primitives", "torch": ".on_torch", "tensorflow": ".on_
 _backend = import_module(_IN_ROOM[keras.backend.backend()], __package__)
 fake_quantize, on_host, network_on_host = _backend.fake_quantize, _backend.on_host, _backend.network_on_host
 sums_are_exact, numbers_on_host, rounded_sums = _backend.sums_are_exact, _backend.numbers_on_host, _backend.rounded_sums
-program, differentiated = _backend.program, _backend.differentiated
+differentiated = _backend.differentiated
+# On JAX a compiled function; elsewhere the function itself.
+program = getattr(_backend, "program", lambda function: function)
 
 
 # --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------

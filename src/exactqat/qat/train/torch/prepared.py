@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -222,8 +222,7 @@ class PreparedModel(Owner):
         raise TypeError(f"a prepared model cannot be scripted by torch.jit: {FILE}")
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
-        network, mode = self.plan.network, self._state.mode
-        tensors = self._flat(args, kwargs)
+        mode, tensors = self._state.mode, self._flat(args, kwargs)
         for plan_input, tensor in zip(self.plan.inputs, tensors, strict=True):
             require_input(plan_input, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
             # With several processes, some may have an empty batch if others do not.
@@ -248,10 +247,7 @@ class PreparedModel(Owner):
                 values = self._device.run(self._steps, self._order, inputs, seen)
         else:
             values = self._composed(inputs, seen)
-        results = [values[path] for path in self.plan.outputs]
-        if network.output_tree is None:
-            return results[0] if len(results) == 1 else tuple(results)
-        return network.output_tree.unflatten(results)
+        return self.plan.network.output_tree.unflatten([values[path] for path in self.plan.outputs])
 
     def require_rows(self, tensors: Sequence[Tensor]) -> None:
         """Refuses indices that are not rows of a table; `tensors`: the inputs in the plan's order."""
@@ -356,8 +352,7 @@ class PreparedModel(Owner):
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """A call's tensors in the order of the plan's inputs."""
-        tree = self.plan.network.input_tree
-        return list(args) if tree is None else tree.flatten(*args, **kwargs)
+        return cast(list[Tensor], self.plan.network.input_tree.flatten(*args, **kwargs))
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -515,16 +510,15 @@ def freeze(model: PreparedModel) -> None:
 def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = False) -> None:
     """Sets all activation ranges from data; see `exactqat.qat.calibrate`."""
     model = _prepared(model)
-    batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
-    if model.frozen:
-        raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
+    batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray), model.frozen)
+    tree = model.plan.network.input_tree
     with collectives.gathered(model, writing=True) as divided:
         ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
         before = [(grid, [end.detach().clone() for end in grid.held()]) for grid in ranges]
         call = model.forward if divided else model  # whose hooks would put the divided parameters back
 
         def see(batch: object) -> None:
-            args, kwargs = _fitting_arguments(model, batch)
+            args, kwargs = loading.fitting(batch, tree, loading.places(tree.signature))
             call(*args, **kwargs)
 
         try:
@@ -538,22 +532,6 @@ def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = F
                 for end, value in zip(grid.held(), kept, strict=True):
                     end.copy_(value)
             raise
-
-
-def _fitting_arguments(model: PreparedModel, batch: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The part of a batch that the model takes.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    tree = model.plan.network.input_tree
-    args, kwargs = loading.arguments(batch, None if tree is None else loading.places(tree.signature))
-    if tree is not None:
-        try:
-            tree.flatten(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{error}; {loading.ALONE}") from None
-    return args, kwargs
 
 
 @contextmanager

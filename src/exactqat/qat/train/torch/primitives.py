@@ -26,11 +26,12 @@ from torch.autograd import forward_ad
 import exactqat as eq
 from exactqat.operators.torch import fused, is_plain
 
+from ..core import primitives as core
+
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _round_sums = fused("rounded_sums_by_grid")
-_MODES = {"REFLECT": "reflect", "SYMMETRIC": "symmetric", "reflect": "reflect", "symmetric": "symmetric"}
 
 
 # --- layouts, and what PyTorch's own convolutions ask for ------------------------------------------------------------
@@ -247,11 +248,9 @@ def pad(x: Tensor, pairs: Pairs, value: float = 0.0) -> Tensor:
 
 def pad_reflect(x: Tensor, pairs: Pairs, mode: str) -> Tensor:
     """The array's own values around it, from its edge outwards: "SYMMETRIC" with the edge itself, "REFLECT" without."""
-    if mode not in _MODES:
-        raise ValueError(f"mode must be 'REFLECT' or 'SYMMETRIC', got {mode!r}")
     for axis, (before, after) in enumerate(pairs):
         if before or after:
-            positions = np.pad(np.arange(x.shape[axis]), (before, after), mode=cast(Any, _MODES[mode]))
+            positions = np.pad(np.arange(x.shape[axis]), (before, after), mode=cast(Any, mode.lower()))
             x = gather(x, cast(Any, positions), axis)
     return x
 
@@ -419,14 +418,7 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
-
-def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
-    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
-    operators: Any = eq.quantization
-    operator = operators.fake_quant_with_min_max_vars_per_channel
-    if minimum.dim() == 0:
-        operator = operators.fake_quant_with_min_max_vars
-    return cast(Tensor, operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+fake_quantize = core.fake_quantize
 
 
 def rounded_sums(

@@ -101,14 +101,9 @@ class ModuleTensor:
         return held
 
 
-class Computed:
+def computed(function: Callable[..., Tensor], sources: Sequence[Source]) -> Source:
     """What a function computes from other such tensors, recomputed at every call so that gradients reach them."""
-
-    def __init__(self, function: Callable[..., Tensor], sources: Sequence[Source]) -> None:
-        self.function, self.sources = function, tuple(sources)
-
-    def __call__(self) -> Tensor:
-        return self.function(*(source() for source in self.sources))
+    return lambda: function(*(source() for source in sources))
 
 
 class ModuleGrid(StoredGrid):
@@ -401,7 +396,6 @@ class ModuleState(State):
         root: its child that holds ranges and constants; the others are the user's.
         mode: of the current call.
         sources: what returns the tensors and constants that steps read, by name.
-        norms: batch norms by the paths of their steps.
         trained_ranges: what holds learned ranges, by the names of `learned`.
         synchronized: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
         of_all_processes: whether they must be; off if each process runs on the same data.
@@ -410,6 +404,8 @@ class ModuleState(State):
     """
 
     functional: ModulePlan
+    norms: dict[str, ModuleNormalization]
+    stored_grid, grid_of_weight, norm_of_step = ModuleGrid, ModuleWeightGrid, ModuleNormalization
 
     def __init__(
         self, functional: ModulePlan, model: Owner, places: dict[str, str], tensors: Mapping[str, Tensor]
@@ -426,9 +422,7 @@ class ModuleState(State):
         self.model, self.root = model, cast(nn.Module, model._modules[places[""]])
         self._places, self._given, self._paths = places, tensors, dict[int, str]()
         self.sources: dict[str, Source] = {}
-        self.norms: dict[str, ModuleNormalization] = {}
         self.trained_ranges: dict[str, HeldRange] = {}
-        self._weight_grids: dict[str, ModuleWeightGrid] = {}
         self.synchronized, self.of_all_processes, self.warned = False, True, False
         self.callers: WeakSet[nn.Module] = WeakSet()
         for name, grid in functional.grids.items():
@@ -482,13 +476,13 @@ class ModuleState(State):
             return self.holder(name)
         expression = constant.expression
         if isinstance(expression, Derived):
-            return Computed(expression.function, [self.source(operand) for operand in expression.operands])
+            return computed(expression.function, [self.source(operand) for operand in expression.operands])
         if expression is not None:  # a module, whose numbers move with the model
             same = next((at for at, child in self.root._modules.items() if child is expression), None)
             number = sum(at.startswith("expression_") for at in self.root._modules) + 1
             at = self._places.setdefault(f"constant {name}", same or f"expression_{number}")
             module = self.root._modules.setdefault(at, cast(nn.Module, expression))
-            return Computed(cast(nn.Module, module), [self.holder(path) for path in expression.sources])
+            return computed(cast(nn.Module, module), [self.holder(path) for path in expression.sources])
         at = self._places.setdefault(f"constant {name}", f"constant_{len(self.root._buffers)}")
         if at not in self.root._buffers:
             # A buffer, so that it moves with the model; not in the state dict, as `prepare` recreates it.
@@ -530,21 +524,6 @@ class ModuleState(State):
 
     def constant(self, name: str) -> Tensor:
         return self.source(name)()
-
-    def new_grid(self, name: str) -> ModuleGrid:
-        return ModuleGrid(self, name)
-
-    def weight_grid(self, path: str, weights: Weights) -> ModuleWeightGrid:
-        """Steps with the same weight share one."""
-        owner = self.functional.weight_owner[path]
-        if owner not in self._weight_grids:
-            self._weight_grids[owner] = ModuleWeightGrid(self, owner, weights)
-        return self._weight_grids[owner]
-
-    def normalization(self, step: PlanStep, norm: BatchNorm) -> ModuleNormalization:
-        if step.path not in self.norms:
-            self.norms[step.path] = ModuleNormalization(self, step, norm)
-        return self.norms[step.path]
 
     def moves(self) -> bool:
         """Whether calls now move ranges or statistics."""
