@@ -80,7 +80,7 @@ def step(prepared: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any, Any,
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_is_that_of_the_host(name: str, rule: qat.Rule, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = frozen(name, rule, device)
-    served = network[0]._functional.layer_numbers().steps
+    served = network[0]._functional.layer_numbers.steps
     assert bool(served) == (rule is EIGHT)
     results = step(*network, X)
     monkeypatch.setattr(primitives, "sums_are_exact", lambda: False)
@@ -108,7 +108,7 @@ def test_sums_that_float32_does_not_hold_are_the_hosts() -> None:
     value, gradients = train(params)
     np.testing.assert_allclose(value, np.square(np.asarray(expected)).mean(), rtol=1e-6)
     assert np.isfinite(gradients["model"]["w"]).all() and np.any(gradients["model"]["w"])
-    assert list(prepared._functional.layer_numbers().steps) == ["w"]
+    assert list(prepared._functional.layer_numbers.steps) == ["w"]
     np.testing.assert_array_equal(jax.jit(lambda p: prepared.apply(p, state, x, train=True)[0])(params), expected)
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ...deploy.lower import Lowering
 from ...deploy.runtimes.onnxruntime import OnnxNetwork, in_real_numbers
 from ...deploy.simulate import simulate
 from ...deploy.trainable import compare_in_float, compare_with_file, trainable
+from ...deploy.weights_on_grid import Trainable
 from ...kit.device import DEFAULT_PROFILE, OPERATORS, Refusal, profile_named
 from ...kit.device.profile import ONNXRUNTIME_X86
 from ...kit.display import shortened
@@ -54,6 +55,7 @@ class OpenedFile:
 
     Attributes:
         parameters, buffers: by the names of the plan's constants, float32; trained and others.
+        is_float: whether it is in real numbers, without grids of its own.
     """
 
     def __init__(self, graph: Graph | OnnxModel) -> None:
@@ -65,29 +67,18 @@ class OpenedFile:
         if not isinstance(graph, OnnxModel):
             require_graph(graph)
         self.graph = graph
-        self.parameters: Mapping[str, np.ndarray]
-        self.buffers: Mapping[str, np.ndarray] = {}
-        self._float: FileNetwork | None = None
-        if isinstance(graph, OnnxModel) or of_graph.is_float(graph):
-            if isinstance(graph, OnnxModel):
-                self._float = of_onnx.capture(graph.content)
-            else:
-                self._float = of_graph.capture(graph)
-            self.parameters, self.buffers = self._float.parameters, self._float.buffers
-            if self._float.grids:
-                with _refusing_what_is_damaged():
-                    network, self._float = on_its_grids(self._float), None
-                self._codes: Mapping[str, str] = network.codes
-                self._in_float: Mapping[str, str] = network.in_float
-                self._plan, self.parameters, self.buffers = network.plan, network.parameters, network.buffers
+        network: FileNetwork | Trainable
+        if isinstance(graph, OnnxModel):
+            network = of_onnx.capture(graph.content)
         else:
-            network = trainable(graph)
-            self._plan, self.parameters, self.buffers = network.plan, network.parameters, network.buffers
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it is in real numbers, without grids of its own."""
-        return self._float is not None
+            network = of_graph.capture(graph) if of_graph.is_float(graph) else trainable(graph)
+        if isinstance(network, FileNetwork) and network.grids:
+            with _refusing_what_is_damaged():
+                network = on_its_grids(network)
+        self.parameters, self.buffers = network.parameters, network.buffers
+        self._float = network if isinstance(network, FileNetwork) else None
+        self.is_float = self._float is not None
+        self._trainable = cast(Trainable, network)
 
     @classmethod
     def of_content(cls, content: bytes) -> OpenedFile:
@@ -124,11 +115,12 @@ class OpenedFile:
             word = "deployable" if rules == _DEFAULT_RULES else "rules"
             raise TypeError(f"{word} is not for a Graph in integers: a file says itself on which grids it computes")
         self._check_end(keep_final_activation)
-        return self._plan
+        return self._trainable.plan
 
     def _check_end(self, keep_final_activation: bool | None) -> None:
         """Refuses to leave out the final activation of a file in integers; warns of it if nothing is said."""
-        ends = [step for step in self._plan.steps if step.path in self._plan.device_outputs and step.kind]
+        plan = self._trainable.plan
+        ends = [step for step in plan.steps if step.path in plan.device_outputs and step.kind]
         said = ", ".join(
             f"{end.kind} ('{shortened(end.path)}')"
             for end in ends
@@ -152,10 +144,10 @@ class OpenedFile:
     def compare(self, network: TrainedNetwork, device: str | None) -> None:
         """Raises UnsupportedOperator if an untrained network computes something other than the file: other integers, or
         other real numbers without quantization."""
-        if self._float is not None:
+        if self.is_float:
             compare_in_float(network.plan, network.float_results, self._original)
         elif isinstance(self.graph, OnnxModel):
-            plan, in_float = network.plan, self._in_float
+            plan, in_float = network.plan, self._trainable.in_float
             if in_float:  # their ranges come from training
                 plan = self._closed()
             numbers = self._numbers(plan) if in_float else network.numbers()
@@ -169,19 +161,19 @@ class OpenedFile:
         Raises:
             Refusal: it is in real numbers, or the device has no such network.
         """
-        if not isinstance(self.graph, OnnxModel) or self._float is not None:
+        if not isinstance(self.graph, OnnxModel) or self.is_float:
             raise Refusal("it computes in real numbers, so there are no integers to compare")
         with _refusing_what_is_damaged():
             plan = self._closed()
             lowering = Lowering(plan, self._numbers(plan))
             graph, layouts = lowering.run(), lowering.layouts()
-        codes = {path: (name, layouts[path]) for path, name in self._codes.items() if path in layouts}
+        codes = {path: (name, layouts[path]) for path, name in self._trainable.codes.items() if path in layouts}
         outputs = zip(graph.signature.outputs, plan.device_outputs, strict=True)
-        in_float = {port.tensor for port, path in outputs if plan.stored(path).grid in self._in_float}
+        in_float = {port.tensor for port, path in outputs if plan.stored(path).grid in self._trainable.in_float}
         return OnnxNetwork(self.graph, graph, codes, frozenset(in_float))
 
     def _closed(self) -> Plan:
-        return closed(self._plan, self._in_float, self._numbers)
+        return closed(self._trainable.plan, self._trainable.in_float, self._numbers)
 
     def _numbers(self, plan: Plan) -> Numbers:
         """The numbers that the file's network is frozen to before training."""

@@ -11,7 +11,7 @@ PyTorch binds the same steps to its modules once (`train.torch.prepared`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -42,8 +42,6 @@ class Functional(TrainingPlan):
     ) -> None:
         super().__init__(plan, primitives, profile)
         self._device_steps: dict[str, DeviceStep] = {}
-        self._device_network: DeviceNetwork | None = None
-        self._layer_numbers: LayerNumbers | None = None
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
 
     def initial(self, tensors: Mapping[str, Array]) -> Arrays:
@@ -101,7 +99,9 @@ class Functional(TrainingPlan):
     def compute_as(self, profile: str | None) -> None:
         """A frozen network computes as another device does from here on."""
         self.profile = profile if self.plan.has_a_device else None
-        self._device_steps, self._device_network, self._layer_numbers = {}, None, None
+        self._device_steps = {}
+        for name in ("device_network", "layer_numbers"):
+            vars(self).pop(name, None)
 
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
@@ -113,19 +113,16 @@ class Functional(TrainingPlan):
             self._device_steps[step.path] = DeviceStep(self.plan, step, self.profile, numbers)
         return self._device_steps[step.path]
 
+    @cached_property
     def device_network(self) -> DeviceNetwork:
         """What the device computes in a whole frozen network; its `trained` is what `numbers_source` returns."""
-        if self._device_network is None:
-            assert self.profile is not None
-            numbers = partial(self._numbers_from, self.plan.steps)
-            self._device_network = DeviceNetwork(self.plan, self.profile, numbers)
-        return self._device_network
+        assert self.profile is not None
+        return DeviceNetwork(self.plan, self.profile, partial(self._numbers_from, self.plan.steps))
 
+    @cached_property
     def layer_numbers(self) -> LayerNumbers:
         """The numbers for rounding the accumulators of a frozen network's layers."""
-        if self._layer_numbers is None:
-            self._layer_numbers = LayerNumbers(self)
-        return self._layer_numbers
+        return LayerNumbers(self)
 
     def numbers_source(self, steps: Sequence[PlanStep], arrays: Arrays, ends: Array) -> list[Array]:
         """All that the integers of some steps depend on, as a list of arrays. ends: what `ends_of` returns."""
@@ -171,7 +168,7 @@ class Run(State):
         def step_by_step() -> dict[str, Array]:
             sums = None
             if as_device and self.primitives.sums_are_exact():
-                sums = Accumulators(self, self.functional.layer_numbers(), ends, on_host)
+                sums = Accumulators(self, self.functional.layer_numbers, ends, on_host)
                 for plan_input, x in zip(self.plan.inputs, inputs, strict=True):
                     if not plan_input.rows:
                         sums.look_for_nan(plan_input.path, x)
@@ -202,7 +199,7 @@ class Run(State):
     ) -> dict[str, Array] | None:
         """What `step_by_step` returns for the network's outputs, with one host call; its gradients are those of
         `step_by_step`, whose values are then computed too. None if a framework does not support that."""
-        network = self.functional.device_network()
+        network = self.functional.device_network
         source = self.functional.numbers_source(self.plan.steps, self.arrays, ends)
 
         def like() -> list[Array]:

@@ -12,7 +12,7 @@ import numpy as np
 from ....kit.display import listed, shortened
 from ....kit.planning.callers import users_line
 from ....kit.planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, moved_sentence
-from ....kit.planning.plans import SMALLEST_WIDTH, Plan, branch_range, require_finite
+from ....kit.planning.plans import SMALLEST_WIDTH, branch_range, require_finite
 from .arrays import ENDS, Arrays
 from .state import ConstantOperand, in_numpy
 from .steps import WeightedStep

@@ -309,7 +309,9 @@ class State:
         norms: batch norms by the paths of their steps.
     """
 
-    stored_grid, grid_of_weight, norm_of_step = StoredGrid, WeightGrid, Normalization
+    stored_grid: type[StoredGrid] = StoredGrid
+    grid_of_weight: type[WeightGrid] = WeightGrid
+    norm_of_step: type[Normalization] = Normalization
 
     def __init__(
         self, functional: TrainingPlan, arrays: Arrays, mode: Mode, primitives: NumberPrimitives | None = None

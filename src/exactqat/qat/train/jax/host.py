@@ -153,8 +153,8 @@ def _lower(context: Any, *values: Any, function: HostFunction, likes: int, train
     if on_cpu and (target := host_target(_answer)) is not None:
         module.add_keepalive(function)
         number = secrets.randbits(62)
-        dtypes = ([aval.dtype.name for aval in avals] for avals in (context.avals_in, context.avals_out))
-        _known[number] = weakref.ref(function), trained, *dtypes
+        operands, results = ([aval.dtype.name for aval in avals] for avals in (context.avals_in, context.avals_out))
+        _known[number] = weakref.ref(function), trained, operands, results
         weakref.finalize(function, _known.pop, number, None)
         custom_call = partial(jax.ffi.ffi_call(target, types), function=np.int64(number))
         return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)

@@ -161,7 +161,7 @@ class Device:
         if torch.is_grad_enabled() or not plain or watched or noisy:
             return None
         self.refresh()
-        network, source = self.functional.device_network(), self._source(self.plan.steps)
+        network, source = self.functional.device_network, self._source(self.plan.steps)
         if not network.knows(source):
             return None
         features = [cast(Input, steps[path]).compose(tensor).numpy() for path, tensor in inputs.items()]

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .prepared import PreparedModel
+from .collectives import several_processes
+from .prepared import PreparedModel, prepared_model
 from .primitives import constants_in_use
 
 
@@ -103,8 +103,7 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
             processes.
         RuntimeError: from PyTorch: a step of the model waits for the GPU, so it cannot be captured.
     """
-    if not isinstance(model, PreparedModel):
-        raise TypeError(f"graphed: model must be a prepared model of PyTorch, got {type(model).__name__}")
+    model = prepared_model(model)
     if not inputs or not all(isinstance(argument, Tensor) for argument in inputs):
         kinds = ", ".join(type(argument).__name__ for argument in inputs) or "nothing"
         raise TypeError(f"graphed: inputs must be the tensors of one batch, got {kinds}")
@@ -116,7 +115,7 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
         raise ValueError(f"graphed: the model must be in training, not frozen and not watched, got one that is {state}")
     if _has_hooks(tuple(model.modules())):
         raise ValueError("graphed: the model must have no hooks, as a CUDA graph calls none of them")
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if several_processes():
         raise ValueError("graphed: the model must be trained by one process, got several")
     return GraphedModel(model, inputs)
 

@@ -466,7 +466,7 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     ]
 
 
-def _prepared(model: object) -> PreparedModel:
+def prepared_model(model: object) -> PreparedModel:
     """The prepared model, also from what `torch.compile` returned.
 
     Raises:
@@ -491,7 +491,7 @@ def freeze(model: PreparedModel) -> None:
     A weight range that is not learned keeps following the weight's largest magnitude. Only what dropout has changed is
     computed in real numbers.
     """
-    model = _prepared(model)
+    model = prepared_model(model)
     arrays, core = model._state.in_numpy(), model._core
     core.fresh_norms = frozenset(model._counted)
     for path, counted in model._counted.items():
@@ -509,7 +509,7 @@ def freeze(model: PreparedModel) -> None:
 @torch.no_grad()
 def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = False) -> None:
     """Sets all activation ranges from data; see `exactqat.qat.calibrate`."""
-    model = _prepared(model)
+    model = prepared_model(model)
     batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray), model.frozen)
     tree = model.plan.network.input_tree
     with collectives.gathered(model, writing=True) as divided:

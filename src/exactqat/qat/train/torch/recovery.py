@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core import batches as loading
 from ..core.arrays import weights_of
-from .prepared import PreparedModel
+from .prepared import PreparedModel, prepared_model
 
 # How many times more slowly a weight's range is trained than a result's, by default.
 _WEIGHTS_SLOWER = 5
@@ -50,23 +50,19 @@ def distillation_loss(
         )
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be a number above 0, got {temperature!r}")
-    _require_reduction(reduction)
+    reduced = _reduction(reduction)
     own = F.log_softmax(outputs / temperature, 1)
     taught = F.log_softmax(teacher_outputs.detach() / temperature, 1)
     losses = F.kl_div(own, taught, reduction="none", log_target=True).sum(1) * temperature**2
-    return _reduced(losses, reduction)
+    return reduced(losses)
 
 
-def _require_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be mean, sum or none, got {reduction!r}")
-
-
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def _reduction(name: str) -> Callable[[Tensor], Tensor]:
     """Of all examples' losses, [n]."""
-    if reduction == "none":
-        return losses
-    return losses.mean() if reduction == "mean" else losses.sum()
+    reductions: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "none": lambda losses: losses}
+    if name not in reductions:
+        raise ValueError(f"reduction must be mean, sum or none, got {name!r}")
+    return cast(Callable[[Tensor], Tensor], reductions[name])
 
 
 class Distillation:
@@ -102,8 +98,7 @@ class Distillation:
             TypeError: the model is not prepared, or the teacher is not a module, or is prepared.
             ValueError: a pattern matches no layer, or the teacher is not the model's network.
         """
-        if not isinstance(model, PreparedModel):
-            raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
+        model = prepared_model(model)
         if not isinstance(teacher, nn.Module) or isinstance(teacher, PreparedModel):
             raise TypeError(f"teacher must be the float torch.nn.Module, got {type(teacher).__name__}")
         if isinstance(layers, str):
@@ -134,7 +129,7 @@ class Distillation:
                 network.
             RuntimeError: the model was not called in training mode before.
         """
-        _require_reduction(reduction)
+        reduced = _reduction(reduction)
         args, kwargs = loading.arguments(batch)
         with torch.no_grad():
             taught, values = self._taught(args, kwargs)
@@ -150,7 +145,7 @@ class Distillation:
                 raise RuntimeError("call the model in training mode first: no values of its layers are there")
             parts = [_of_values(f"layer {path!r}", own[path], values[path], len(outputs)) for path in self.layers]
             losses = losses + torch.stack(parts).mean(0)
-        return _reduced(losses, reduction)
+        return reduced(losses)
 
     def to(self, device: torch.device | str) -> Distillation:
         """Moves the teacher."""
@@ -222,8 +217,7 @@ def parameter_groups(
         TypeError: the model is not prepared.
         ValueError: a rate is not a number of at least 0, or a pattern matches no layer with a learned range.
     """
-    if not isinstance(model, PreparedModel):
-        raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
+    model = prepared_model(model)
     patterns = dict(range_lrs or {})
     rates = {"lr": lr, "range_lr": range_lr} | {f"range_lrs[{pattern!r}]": rate for pattern, rate in patterns.items()}
     if weight_range_lr is not None:
