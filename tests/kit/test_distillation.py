@@ -133,7 +133,7 @@ def test_bad_arguments_of_distillation() -> None:
         qat.Distillation(prepared, model, ["third"])
     with pytest.raises(TypeError, match="layers must be a list of paths or patterns, got 'first'"):
         qat.Distillation(prepared, model, "first")
-    with pytest.raises(TypeError, match="what exactqat.qat.prepare returns for PyTorch, got Net"):
+    with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare, got Net, which was not"):
         qat.Distillation(model, model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="teacher must be the float torch.nn.Module, got PreparedModel"):
         qat.Distillation(prepared, prepared)

@@ -100,5 +100,5 @@ def test_ranges_of_layers_have_rates_of_their_own() -> None:
         qat.parameter_groups(model, 1e-3, range_lrs={"part": -1})
     with pytest.raises(ValueError, match="weight_range_lr must be a number of at least 0, got inf"):
         qat.parameter_groups(model, 1e-3, weight_range_lr=float("inf"))
-    with pytest.raises(TypeError, match="what exactqat.qat.prepare returns for PyTorch, got Two"):
+    with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare, got Two, which was not"):
         qat.parameter_groups(Two(), 1e-3)  # type: ignore[arg-type]

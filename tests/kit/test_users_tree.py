@@ -221,7 +221,7 @@ def test_calibration_and_evaluation_leave_every_flag_as_it_was() -> None:
     prepared.backbone.norm.eval()
     flags = [module.training for module in prepared.modules()]
     qat.calibrate(prepared, [X])
-    prepared.trained().evaluated(X)
+    prepared.trained().traced(X)
     prepared.layer_values(X)
     assert [module.training for module in prepared.modules()] == flags
 

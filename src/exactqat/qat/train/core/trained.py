@@ -50,14 +50,10 @@ class TrainedNetwork:
             self._numbers = self.functional.numbers(self.arrays)
         return self._numbers
 
-    def evaluated(self, batch: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
-        device's network leaves out. batch: as the model takes it."""
-        inputs, values = self._computed(batch, True)
-        return inputs, [values[path] for path in self.plan.device_outputs]
-
     def traced(self, batch: object) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-        """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
+        device's network leaves out. And the codes of every tensor that the device stores, as `stored_codes` has them.
+        batch: as the model takes it."""
         inputs, values = self._computed(batch, True)
         numbers, paths = self.numbers(), self.functional.stored_paths()
         codes = {path: self.functional.codes(path, values[path], numbers) for path in paths}

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .collectives import several_processes
-from .prepared import PreparedModel, prepared_model
+from .prepared import PreparedModel
 from .primitives import constants_in_use
 
 
@@ -103,7 +103,8 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
             processes.
         RuntimeError: from PyTorch: a step of the model waits for the GPU, so it cannot be captured.
     """
-    model = prepared_model(model)
+    if not isinstance(model, PreparedModel):
+        raise TypeError(f"graphed: model must be a prepared model of PyTorch, got {type(model).__name__}")
     if not inputs or not all(isinstance(argument, Tensor) for argument in inputs):
         kinds = ", ".join(type(argument).__name__ for argument in inputs) or "nothing"
         raise TypeError(f"graphed: inputs must be the tensors of one batch, got {kinds}")
