@@ -53,17 +53,18 @@ def differing_examples(
     differences: list[set[tuple[str, str, str]]] = []
     tried, began = 0, time.monotonic()
     while tried < examples or (tried < MOST_TRIED and time.monotonic() - began < MOST_SECONDS):
-        batch, results = random_codes(graph, range(tried, tried + together), seed), {}
-        differences += [set() for _ in range(together)]
+        count = min(together, max(MOST_TRIED, examples) - tried)
+        batch, results = random_codes(graph, range(tried, tried + count), seed), {}
+        differences += [set() for _ in range(count)]
         for profile in profiles:
             with contextlib.suppress(ValueError):  # it lacks an operator, or would not survive these codes
-                results[profile] = simulate(graph, batch, profile, names, together, progress=False)
+                results[profile] = simulate(graph, batch, profile, names, count, progress=False)
         for one, other in combinations(results, 2):
             for name in names:
-                differ = (results[one][name] != results[other][name]).reshape(together, -1).any(axis=1)
+                differ = (results[one][name] != results[other][name]).reshape(count, -1).any(axis=1)
                 for at in np.flatnonzero(differ):
                     differences[tried + at].add((one, other, name))
-        tried += together
+        tried += count
     kept: list[int] = []
     shown: set[tuple[str, str, str]] = set()
     while len(kept) < examples - examples // 4:
