@@ -560,8 +560,8 @@ def _check_operand(
         return
     need(declaration.constants or tensor.data is None, f"{name} must be an activation, not a constant")
     dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
-    if declaration.moves_codes and output.dtype in PLAIN:
-        dtypes = (*dtypes, output.dtype)
+    moved = (output.dtype,) if declaration.moves_codes and output.dtype in PLAIN else ()
+    dtypes = (*dtypes, *declaration.plain, *moved)
     if position in declaration.conditions:
         dtypes = (BOOL,)
     elif position in declaration.index_operands:
@@ -573,11 +573,12 @@ def _check_operand(
     need(tensor.dtype in dtypes, f"{name} must be {' or '.join(dtypes)}, got {tensor.dtype}{why}")
     if position in (*declaration.conditions, *declaration.index_operands):
         return
-    of_result = output.dtype in (*CODE_RANGES, FLOAT) or declaration.moves_codes
+    of_result = output.dtype in (*CODE_RANGES, FLOAT, *declaration.plain) or declaration.moves_codes
     stored = output.dtype if of_result else inputs[0].dtype
-    fits = declaration.changes_dtype or tensor.dtype == stored
+    narrow = position in declaration.narrow and tensor.data is not None and (tensor.dtype, stored) == ("int8", "int16")
+    fits = declaration.changes_dtype or narrow or tensor.dtype == stored
     need(fits, f"{name} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it")
-    need(tensor.quantization.axis is None, f"{name} must be quantized per tensor")
+    need(tensor.quantization.axis is None, f"{name} must have one scale: for several the kernels compute 0")
 
 
 def _check_results(
@@ -586,7 +587,7 @@ def _check_results(
     """Their number, shapes, dtypes and grids."""
     shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
     need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
-    plain = outputs[0].dtype == FLOAT or (declaration.moves_codes and outputs[0].dtype in PLAIN)
+    plain = outputs[0].dtype == FLOAT or declaration.takes_plain(outputs[0].dtype)
     stored = outputs[0].dtype if plain else outputs[0].quantization.dtype
     dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
     without_grid = (*declaration.conditions, *declaration.index_operands)

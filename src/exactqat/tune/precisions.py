@@ -229,7 +229,7 @@ class Precisions:
             # A table of codes holds for its own grids only, and so do weights of other kinds.
             other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
             kind, attributes = operator.kind, operator.attributes
-            if "int16" not in declaration.dtypes and declaration.float_kind in OF_ALL_NUMBERS:
+            if not declaration.planned_in("int16") and declaration.float_kind in OF_ALL_NUMBERS:
                 kind = Table.kind
                 attributes = {"function": declaration.float_kind, "parameters": tuple(attributes.values())}
             if plain or other or "int16" not in OPERATORS[kind].dtypes:

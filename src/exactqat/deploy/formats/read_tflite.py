@@ -719,7 +719,7 @@ class _Reader:
         inputs: list[Tensor | None] = []
         for tensor in step.inputs:
             if tensor is not None:
-                grows = broadcasts and tensor.dtype in (*CODE_RANGES, FLOAT)
+                grows = broadcasts and tensor.dtype in (*CODE_RANGES, FLOAT, *PLAIN)
                 grows = grows and self.used.get(tensor.name, tensor).data is None
                 tensor = self.with_rank(tensor, len(step.output.shape) if grows else None)
             inputs.append(tensor)

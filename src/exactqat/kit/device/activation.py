@@ -16,6 +16,7 @@ from .arithmetic import (
     Tensors,
     broadcast_shape,
     centered,
+    finish,
     fixed_point,
     multiply_fixed_point,
     round_half_away,
@@ -58,9 +59,15 @@ class Unary(DeviceOperator):
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return FUNCTIONS[self.float_kind](primitives, operands[0])
 
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        """The results of int64 codes, before they saturate, where int8 and int16 are computed alike."""
+        raise NotImplementedError(f"{self.kind} has no results of codes")
+
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
-        raise NotImplementedError
+        return within_int8(self.of_codes(CODES.astype(np.int64), source, output, attributes, profile))
 
     def integers(self, call: Call) -> np.ndarray:
         compute = self.onnx_table if call.profile.rounds_as_onnx else self.table
@@ -77,7 +84,7 @@ class Unary(DeviceOperator):
 
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
         """The results of int16 codes, given as int64, before they saturate. call: what they belong to."""
-        raise NotImplementedError(f"{self.kind} has no int16 form")
+        return self.of_codes(codes, call.inputs[0], call.output, call.attributes, call.profile)
 
 
 def within_int8(codes: np.ndarray) -> np.ndarray:
@@ -102,7 +109,8 @@ def onnx_lookup(writer: OnnxWriter, operator: Operator, output: Tensor, table: n
 
 
 class Tabulated(Unary):
-    """LiteRT evaluates the function in float32 for all 256 codes before the first image and looks results up."""
+    """LiteRT evaluates the function in float32 for all 256 codes before the first image and looks results up; of int16
+    for every 128th code, with straight lines in between."""
 
     version = 2
     # XNNPACK has a kernel of its own, which rounds to even after it has added the zero point.
@@ -126,6 +134,13 @@ class Tabulated(Unary):
         if self.delegated and profile.delegates:
             return within_int8(np.rint(steps + np.float32(zero_point)))
         return within_int8(round_half_away(steps.astype(np.float64)) + zero_point)
+
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        def function(x: np.ndarray) -> np.ndarray:
+            return self.function(x, call.output, call.attributes, call.profile)
+
+        scales = [scale_of(tensor) for tensor in (call.inputs[0], call.output)]
+        return interpolated.look_up(codes, interpolated.interpolation_table(function, *scales))
 
     def onnx_steps(self, source: Tensor, output: Tensor, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
         """Of all codes the results in float64 steps of the grid, and by how much onnxruntime's may differ."""
@@ -164,7 +179,11 @@ class OfTheLibrary(Tabulated):
         last_bits: how many units in the last place libraries may be off; glibc's erfc up to 3, its tanh 2, its exp 1.
     """
 
+    dtypes = ("int8", "int16")
     last_bits: ClassVar[int] = 3
+
+    def planned_in(self, dtype: str) -> bool:
+        return dtype == "int8"  # a table of all codes is nearer to the function than straight lines
 
     def library(self, x: np.ndarray, attributes: Attributes) -> np.ndarray:
         """What the library is asked for: its results in float32, those of float64 rounded."""
@@ -187,7 +206,7 @@ class OfTheLibrary(Tabulated):
         return np.array_equal(low, high)
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
-        if self.is_settled(inputs[0], output, attributes):
+        if output.dtype == "int16" or self.is_settled(inputs[0], output, attributes):
             return super().tflite_steps(inputs, output, attributes)
         return looked_up(self.table(inputs[0], output, attributes, REFERENCE), output)
 
@@ -534,15 +553,14 @@ class Relu(Unary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        steps = rescaled(centered(CODES, source), ratio_of(source, output, profile))
-        return within_int8(np.maximum(steps, 0) + zero_point_of(output))
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        steps = rescaled(codes - zero_point_of(source), ratio_of(source, output, profile))
+        return np.maximum(steps, 0) + zero_point_of(output)
 
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return as_onnx.moved(CODES, source, output, {"activation": "RELU"})
-
-    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
-        return np.maximum(rescaled(codes, ratio_of(call.inputs[0], call.output, call.profile)), 0)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         real = writer.operands(operator)[0]
@@ -632,9 +650,11 @@ class LeakyRelu(Unary):
 
 @register
 class PRelu(DeviceOperator):
-    """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x. XNNPACK leaves it alone."""
+    """x, or slope * x where x is negative; the slopes are a constant that broadcasts to x, in int8 also beside int16.
+    XNNPACK leaves it alone."""
 
     kind = "PRELU"
+    dtypes = ("int8", "int16")
     floats = True
     pointwise = True
     operands = (2, 2)
@@ -675,7 +695,7 @@ class PRelu(DeviceOperator):
         scale, slope_scale, result_scale = scales_for(call.profile, *call.inputs, call.output)
         positive, negative = scale / result_scale, scale * slope_scale / result_scale
         result = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps * slopes, negative))
-        return within_int8(result + zero_point_of(call.output))
+        return finish(result, call.output, call.attributes, call.profile)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))

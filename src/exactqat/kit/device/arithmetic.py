@@ -223,6 +223,19 @@ def need_rows(inputs: Tensors, output: Tensor) -> None:
             need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
 
 
+def divides_plainly(inputs: Tensors) -> bool:
+    """Whether integers without a grid may be divided by what ends the process (see `need_quotients`)."""
+    divisor = inputs[1]
+    return divisor.dtype in ("int32", "int64") and (divisor.data is None or bool(np.isin(divisor.data, (0, -1)).any()))
+
+
+def need_quotients(dividend: np.ndarray, divisor: np.ndarray) -> None:
+    """Refuses divisions of integers that processors do not survive."""
+    need(bool(np.all(divisor != 0)), "a division by 0, which runtimes do not define")
+    beyond = (dividend == np.iinfo(dividend.dtype).min) & (divisor == -1)
+    need(not np.any(beyond), "a division of the lowest integer by -1, which ends the process")
+
+
 def activate(primitives: RealPrimitives[A], x: A, attributes: Attributes) -> A:
     """The fused activation in real numbers."""
     activation = attributes.get("activation", "NONE")

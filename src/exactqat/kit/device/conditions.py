@@ -42,11 +42,12 @@ class Condition(DeviceOperator):
 class Comparison(Condition):
     """Of two tensors, each on a grid of its own, in fixed point."""
 
-    dtypes = ("int8",)
+    dtypes = ("int8", "int16")
+    plain = ("int32", "int64")
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
-        for tensor in inputs:
+        for tensor in inputs if inputs[0].dtype not in self.plain else ():
             scale = float(scale_of(tensor))
             need(2.0**-30 <= scale < 1, f"scales must be in [2**-30, 1), got {scale:g} of {tensor.name!r}")
 
@@ -56,6 +57,13 @@ class Comparison(Condition):
             for code, tensor in zip(call.codes, call.inputs, strict=True)
         ]
         return type(self).function(*terms)
+
+    def wide_integers(self, call: Call) -> np.ndarray:
+        by_codes = call.profile.orders_codes and self.kind not in ("EQUAL", "NOT_EQUAL")
+        return (self.plain_integers if by_codes else self.integers)(call)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return type(self).function(*call.codes)
 
 
 class Logic(Condition):
@@ -107,7 +115,6 @@ class Choice(Movement):
     """Where a condition holds the first tensor's value, elsewhere the second's; both lie on the grid of the result."""
 
     operands = (3, 3)
-    dtypes = ("int8",)
     conditions = (0,)
     constants = True
     purpose = PURPOSE

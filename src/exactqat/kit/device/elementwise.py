@@ -16,10 +16,12 @@ from .arithmetic import (
     activate,
     broadcast_shape,
     centered,
+    divides_plainly,
     finish,
     fixed_point,
     multiply_fixed_point,
     multiply_round_half_up,
+    need_quotients,
     need_rows,
     rounding_shift,
     scale_of,
@@ -83,11 +85,25 @@ class Binary(DeviceOperator):
 
 
 class FusedBinary(Binary):
-    """Followed by an activation."""
+    """Followed by an activation.
+
+    Attributes:
+        of_plain: what it computes of integers without a grid.
+    """
 
     attributes = {"activation": "NONE"}
     in_file = {"activation": ACTIVATION}
     version = 2
+    plain = ("int32", "int64")
+    of_plain: ClassVar[staticmethod[[np.ndarray, np.ndarray], np.ndarray]]
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        plain = output.dtype in self.plain and attributes["activation"] != "NONE"
+        need(not plain, f"a fused {attributes['activation']} of {output.dtype}, which TFLite-Micro leaves out")
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return np.asarray(type(self).of_plain(*call.codes))
 
 
 @register
@@ -106,6 +122,7 @@ class Add(FusedBinary):
         "delegates": "one rounding or three: XNNPACK adds the operands times whole numbers and rounds the sum; the "
         "built-in kernels round each operand and then their sum",
     }
+    of_plain = staticmethod(np.add)
     sign: ClassVar[int] = 1
     # Whether LiteRT has a kernel of vectors.
     in_vectors: ClassVar[bool] = True
@@ -213,6 +230,7 @@ class Multiply(FusedBinary):
     floats = True
     wide_version = 4
     options = "MulOptions"
+    of_plain = staticmethod(np.multiply)
     float_kind = "mul"
     onnx_kind = "Mul"
     mechanisms = {
@@ -273,6 +291,7 @@ class Subtract(Add):
     float_kind = "sub"
     onnx_kind = "Sub"
     as_in_onnx = False
+    of_plain = staticmethod(np.subtract)
     sign = -1
     in_vectors = False
 
@@ -323,6 +342,7 @@ class SquaredDifference(Binary):
     floats = True
     purpose = "graphs built by hand: a plan subtracts and squares, as XNNPACK computes both and not this"
     dtypes = ("int8",)
+    plain = ("int32",)
     version = 2
     options = "SquaredDifferenceOptions"
     onnx_kind = "Sub"
@@ -356,6 +376,9 @@ class SquaredDifference(Binary):
         multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(call.output)))
         return finish(multiply_fixed_point(square, *fixed_point(multiplier)), call.output, call.attributes, REFERENCE)
 
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return np.square(np.subtract(*call.codes))
+
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
         difference = writer.node("Sub", operands, f"{output.name}/difference")
@@ -380,6 +403,7 @@ class Absolute(Unary):
     floats = True
     purpose = "graphs built by hand: a plan makes a table of 256 codes, which rounds alike on all devices"
     dtypes = ("int8", "int16")
+    plain = ("int32",)
     version = 2
     wide_version = 3
     options = "AbsOptions"
@@ -391,6 +415,9 @@ class Absolute(Unary):
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.abs(operands[0])
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return np.abs(call.codes[0])
 
     def integers(self, call: Call) -> np.ndarray:
         if call.profile.rounds_as_onnx:
@@ -417,7 +444,8 @@ class Divide(FusedBinary):
     look whether it divides by 0."""
 
     kind = "DIV"
-    dtypes = ("int8",)
+    dtypes = ("int8", "int16")
+    plain = ("int32",)
     floats = True
     pointwise = False
     version = 2
@@ -449,6 +477,13 @@ class Divide(FusedBinary):
         significand, shift = fixed_point(scales[0] / (scales[1] * scales[2]))
         steps = shifted_as_int32(fixed.high_multiply(quotient, significand), exponent + headroom - shift)
         return finish(steps, call.output, call.attributes, call.profile if not call.profile.delegates else REFERENCE)
+
+    def may_end_the_process(self, inputs: Tensors, attributes: Attributes, profile: Profile) -> bool:
+        return divides_plainly(inputs)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        need_quotients(*call.codes)
+        return np.trunc(call.codes[0] / call.codes[1]).astype(call.output.dtype)
 
 
 def shifted_as_int32(x: np.ndarray, shift: np.ndarray) -> np.ndarray:

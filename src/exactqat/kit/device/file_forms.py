@@ -160,6 +160,7 @@ class InOperand:
 
 
 ACTIVATION = Option("fusedActivationFunction", enumeration="ActivationFunctionType")
+Arithmetic = Callable[[Sequence[np.ndarray], Callable[[str], Any]], np.ndarray]
 
 
 def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
@@ -178,9 +179,12 @@ def _plain(option: Callable[[str], Any], field: str) -> None:
         raise Unreadable(f"shapes are computed with {field} {option(field)}")
 
 
-def _product(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
-    _plain(option, "fusedActivationFunction")
-    return np.asarray(operands[0] * operands[1])
+def _value_by_value(function: Callable[..., np.ndarray]) -> Arithmetic:
+    def computed(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
+        _plain(option, "fusedActivationFunction")
+        return np.asarray(function(*operands))
+
+    return computed
 
 
 def _gathered(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
@@ -188,7 +192,6 @@ def _gathered(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> n
     return np.asarray(operands[0].take(operands[1], int(option("axis") or 0)))
 
 
-Arithmetic = Callable[[Sequence[np.ndarray], Callable[[str], Any]], np.ndarray]
 # What the file computes from shapes: operands and options -> the result. SHAPE itself takes the shape as its operand.
 SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
     "SHAPE": lambda operands, option: operands[0],
@@ -197,7 +200,10 @@ SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
     "CONCATENATION": lambda operands, option: np.concatenate(operands, int(option("axis") or 0)),
     "GATHER": _gathered,
     "REDUCE_PROD": lambda operands, option: np.asarray(math.prod(map(int, operands[0].reshape(-1)))),
-    "MUL": _product,
+    **{
+        kind: _value_by_value(function)
+        for kind, function in (("ADD", np.add), ("SUB", np.subtract), ("MUL", np.multiply), ("FLOOR_MOD", np.mod))
+    },
     "CAST": lambda operands, option: operands[0],
     "RESHAPE": lambda operands, option: operands[0].reshape(operands[1]),
     "SQUEEZE": lambda operands, option: operands[0].squeeze(),

@@ -9,26 +9,26 @@ from typing import ClassVar
 import numpy as np
 
 from . import fixed_point_functions as fixed
-from .activation import CODES, Tabulated, Unary, rescaled, rounded, within_int8
+from .activation import Tabulated, Unary, rescaled, rounded
 from .arithmetic import (
     Tensors,
-    centered,
     fixed_point,
     multiply_fixed_point,
     round_half_away,
     scale_of,
     zero_point_of,
 )
+from .interpolated import interpolation_table, look_up
 from .operator import FLOAT, Attributes, Call, DeviceOperator, ScaleLimits, Shape, need, register
 from .primitives import A, NumPyPrimitives, RealPrimitives
 from .profile import Profile
-from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
+from .tensor import INT16_MAX, Tensor, code_range, dequantize
 
 PURPOSE = "files: a plan makes a table of 256 codes, which rounds alike on all devices"
 
 
 class OfFiles(DeviceOperator):
-    """In int8, and in float32."""
+    """In integers, and in float32."""
 
     floats = True
     purpose = PURPOSE
@@ -43,11 +43,14 @@ class OfFiles(DeviceOperator):
 
 @register
 class InverseSquareRoot(OfFiles, Unary):
-    """1 / sqrt(x) in fixed point; of 0 the largest code. LiteRT refuses to compute it of what is negative."""
+    """1 / sqrt(x) in fixed point; of 0 the largest code. LiteRT refuses to compute it of what is negative. For int16 it
+    has straight lines between 513 values, which near 0 are far from the function."""
 
     kind = "RSQRT"
     float_kind = "rsqrt"
+    dtypes = ("int8", "int16")
     version = 2
+    wide_version = 3
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.rsqrt(primitives.maximum(operands[0], LEAST))
@@ -55,15 +58,28 @@ class InverseSquareRoot(OfFiles, Unary):
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return NumPyPrimitives.rsqrt(x)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        steps = np.maximum(centered(CODES, source), 0)
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        if call.profile.fixed_point_functions:
+            return super().wide_results(codes, call)
+        scale, result_scale = (scale_of(tensor) for tensor in (call.inputs[0], call.output))
+
+        def function(x: np.ndarray) -> np.ndarray:
+            inverse = np.float32(1) / np.sqrt(np.maximum(x, np.float32(LEAST)))
+            return np.where(x > 0, inverse, np.float32(INT16_MAX) * result_scale)
+
+        return look_up(codes, interpolation_table(function, scale, result_scale))
+
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        steps = np.maximum(codes - zero_point_of(source), 0)
         factor, exponent = fixed.inverse_square_root(steps)
         numbers = np.float64 if profile.scale_root_in_float64 else np.float32
         multiplier = 1 / float(np.sqrt(numbers(scale_of(source))) * numbers(scale_of(output)))
         significand, shift = fixed_point(multiplier)
         inverse = multiply_fixed_point(np.ones_like(steps), factor, FRACTION - exponent)
         result = multiply_fixed_point(inverse, significand, shift - FRACTION) + zero_point_of(output)
-        return np.where(steps == 0, INT8_MAX, within_int8(result))
+        return np.where(steps == 0, code_range(output)[1], result)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         multiplier = 1 / float(np.sqrt(scale_of(inputs[0])) * scale_of(output))
@@ -85,6 +101,7 @@ class SquareRoot(OfFiles, Unary):
 
     kind = "SQRT"
     float_kind = "sqrt"
+    dtypes = ("int8", "int16")
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.sqrt(primitives.maximum(operands[0], LEAST))
@@ -92,16 +109,19 @@ class SquareRoot(OfFiles, Unary):
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(x))
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        x = np.maximum(dequantize(CODES, source.quantization), 0)
-        return within_int8(np.floor(np.sqrt(x) / scale_of(output)) + zero_point_of(output))
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x = np.maximum(dequantize(codes, source.quantization), 0)
+        return np.floor(np.sqrt(x) / scale_of(output)) + zero_point_of(output)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
         if output.dtype != FLOAT:
             # Kernels make a whole number of 32 bits of it before they saturate.
-            largest = float(np.sqrt(CODES.size * float(scale_of(inputs[0]))) / float(scale_of(output)))
-            need(largest < 2.0**30, f"sqrt(256 * input scale) / output scale must be below 2**30, got {largest:g}")
+            lowest, highest = code_range(output)
+            largest = float(np.sqrt((highest - lowest) * float(scale_of(inputs[0]))) / float(scale_of(output)))
+            need(largest < 2.0**30, f"the largest root is {largest:g} output scales, which must be below 2**30")
 
 
 @register
@@ -110,6 +130,7 @@ class Logarithm(OfFiles, Tabulated):
 
     kind = "LOG"
     float_kind = "log"
+    dtypes = ("int8", "int16")
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
@@ -119,12 +140,8 @@ class Logarithm(OfFiles, Tabulated):
         return np.asarray(np.log(x))
 
     def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(x > 0, rounded(np.log, np.maximum(x, np.finfo(np.float32).tiny)), np.float32(-np.inf))
-
-    def stored(self, real: np.ndarray, output: Tensor, profile: Profile) -> np.ndarray:
-        codes = super().stored(np.maximum(real, np.float32(BELOW_ALL)), output, profile)
-        return np.where(np.isneginf(real), INT8_MIN, codes)
+        lowest = np.float32(code_range(output)[0] - zero_point_of(output)) * scale_of(output)
+        return np.where(x > 0, rounded(np.log, np.maximum(x, np.float32(LEAST))), lowest)
 
 
 @register
@@ -184,11 +201,13 @@ class Bounded(OfFiles, Unary):
         lowest, highest = map(np.float32, self.bounds)
         return np.asarray(np.clip(call.codes[0], lowest, highest))
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
         zero_point, scale = zero_point_of(output), scale_of(output)
         lowest, highest = (zero_point + int(round_half_away(np.float32(bound) / scale)) for bound in self.bounds)
-        steps = rescaled(centered(CODES, source), scale_of(source) / scale)
-        return within_int8(np.clip(steps + zero_point, lowest, highest))
+        steps = rescaled(codes - zero_point_of(source), scale_of(source) / scale)
+        return np.clip(steps + zero_point, lowest, highest)
 
 
 @register
@@ -196,19 +215,44 @@ class Relu6(Bounded):
     """Between 0 and 6. TFLite-Micro's kernel ignores the grid of the result."""
 
     kind = "RELU6"
+    dtypes = ("int8", "int16")
     version = 2
+    wide_version = 3
     bounds = (0.0, 6.0)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+    def of_codes(
+        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
         if not profile.relu6_keeps_codes:
-            return super().table(source, output, attributes, profile)
+            return super().of_codes(codes, source, output, attributes, profile)
         lowest, scale = zero_point_of(source), scale_of(source)
         # The kernel brings 6 onto the operand's grid in 32 bits.
         need(
             bool(scale >= 6 * 2.0**-30), f"input scale must be at least {6 * 2.0**-30:g} on this device, got {scale:g}"
         )
         highest = lowest + int(round_half_away(np.float32(6) / scale))
-        return np.clip(CODES, lowest, min(highest, INT8_MAX))
+        return np.clip(codes, lowest, highest)
+
+
+@register
+class Negate(OfFiles):
+    """The opposite of every code, whatever the grids; the lowest code has none, and stays."""
+
+    kind = "NEG"
+    float_kind = "neg"
+    dtypes = ("int8", "int16")
+    plain = ("int32", "int64")
+    pointwise = True
+    options = "NegOptions"
+
+    def of_real(self, x: np.ndarray) -> np.ndarray:
+        return -x
+
+    def integers(self, call: Call) -> np.ndarray:
+        return -call.codes[0]
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return -call.codes[0]
 
 
 @register

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, broadcast_shape
+from .arithmetic import Tensors, broadcast_shape, divides_plainly, need_quotients, need_rows
 from .contexts import NetworkContext
 from .file_forms import InOperand, Option
 from .functions import FUNCTIONS
@@ -32,6 +32,7 @@ from .operator import (
     need,
     register,
 )
+from .profile import Profile
 from .real import real_numbers
 from .tensor import RAW, Tensor
 
@@ -65,6 +66,7 @@ class Cast(DeviceOperator):
     kind = "CAST"
     attributes = {"to": REQUIRED}
     dtypes = (BOOL, "int32", RAW)
+    plain = ("int64",)
     changes_dtype = True
     floats = True
     options = "CastOptions"
@@ -72,11 +74,15 @@ class Cast(DeviceOperator):
 
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
-        allowed = (FLOAT, "int32", BOOL)
+        allowed = (FLOAT, "int32", "int64", BOOL)
         need(attributes["to"] in allowed, f"to must be one of {', '.join(allowed)}, got {attributes['to']}")
 
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return str(attributes["to"])
+
+    def measured_as(self, inputs: Tensors, output: Tensor) -> str:
+        wide = "int64" in (inputs[0].dtype, output.dtype)
+        return f"{self.kind}:int64" if wide else super().measured_as(inputs, output)
 
     def results(self, call: Call) -> np.ndarray:
         with np.errstate(invalid="ignore"):
@@ -138,11 +144,20 @@ class FloatBinary(Floating):
     def float_results(self, call: Call) -> np.ndarray:
         return np.asarray(type(self).function(*call.codes), np.float32)
 
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        need_rows(inputs, output)
+
+    def may_end_the_process(self, inputs: Tensors, attributes: Attributes, profile: Profile) -> bool:
+        return divides_plainly(inputs)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        need_quotients(*call.codes)
+        return np.asarray(type(self).function(*call.codes))
+
 
 # Kind, what it computes, and the name of its options table.
 UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
     ("SQUARE", np.square, "SquareOptions"),
-    ("NEG", np.negative, "NegOptions"),
     ("SIN", np.sin, ""),
     ("COS", np.cos, "CosOptions"),
     ("SIGN", np.sign, "SignOptions"),
@@ -150,17 +165,19 @@ UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
     ("CEIL", np.ceil, ""),
     ("ROUND", np.rint, ""),
 )
-BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str], ...] = (
-    ("POW", np.power, "PowOptions"),
-    ("FLOOR_DIV", np.floor_divide, "FloorDivOptions"),
-    ("FLOOR_MOD", np.mod, "FloorModOptions"),
+# Likewise, and the integers without a grid that it divides.
+BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str, tuple[str, ...]], ...] = (
+    ("POW", np.power, "PowOptions", ()),
+    ("FLOOR_DIV", np.floor_divide, "FloorDivOptions", ("int32",)),
+    ("FLOOR_MOD", np.mod, "FloorModOptions", ("int32", "int64")),
 )
 
 
 def _declare_functions() -> None:
     for base, rows in ((FloatUnary, UNARY), (FloatBinary, BINARY)):
-        for kind, function, options in rows:
+        for kind, function, options, *plain in rows:
             members = {"kind": kind, "function": staticmethod(function), "options": options, "__module__": __name__}
+            members |= {"plain": integers for integers in plain}
             register(type(f"Float{kind.title().replace('_', '')}", (base,), members))
 
 

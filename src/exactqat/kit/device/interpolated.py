@@ -17,45 +17,44 @@ SEGMENT = 128
 
 
 def interpolation_table(
-    function: Callable[[np.ndarray], np.ndarray],
-    width: float,
-    zero_point: int,
-    real: type[np.floating],
+    function: Callable[[np.ndarray], np.ndarray], scale: np.floating, output_scale: np.floating, zero_point: int = 0
 ) -> np.ndarray:
     """513 int64 codes of a function, at every 128th code of a grid (LiteRT's LUTPopulate).
 
     Every value is moved by half of what a straight line to the next one misses in the middle.
 
     Args:
-        width: of all codes of the operand; those of the result reach from -1 to 1.
-        real: what the table is computed in.
+        function: of arrays in the scales' type, in which the table is computed.
+        scale: of the operand, whose zero point is `zero_point`.
+        output_scale: of the result, whose zero point is 0.
     """
-    full = real(INT16_MAX - INT16_MIN)
-    scale, output_scale = real(width) / full, real(2) / full
+    real = type(scale)
     low, high = scale * real(INT16_MIN - zero_point), scale * real(INT16_MAX - zero_point)
     factor = real(INT16_MAX - INT16_MIN + 1) / (output_scale * real(INT16_MAX) - output_scale * real(INT16_MIN))
     step = (high - low) / real(512)
     at = low + np.arange(512).astype(real) * step
     following = low + np.arange(1, 513).astype(real) * step
-    value = round_half_away(function(at) * factor)
-    line = round_half_away((function(following) * factor + value) / real(2))
-    middle = round_half_away(function(at + step / real(2)) * factor)
-    values = value - round_half_away((line - middle) / real(2))
-    last = round_half_away(function(np.array([high])) * factor)
-    return np.clip(np.concatenate([values, last]), INT16_MIN, INT16_MAX).astype(np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = round_half_away(function(at) * factor)
+        line = round_half_away((function(following) * factor + value) / real(2))
+        middle = round_half_away(function(at + step / real(2)) * factor)
+        values = value - round_half_away((line - middle) / real(2))
+        last = round_half_away(function(np.array([high])) * factor)
+    # Where infinity is taken from itself, processors make 0 of it.
+    whole = np.nan_to_num(np.concatenate([values, last]), posinf=INT16_MAX, neginf=INT16_MIN)
+    return np.clip(whole, INT16_MIN, INT16_MAX).astype(np.int64)
 
 
 def look_up(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The table at int64 codes -32768..32767 (LiteRT's LUTLookup)."""
+    """The table at int64 codes -32768..32767 (LiteRT's LUTLookup); slopes and results wrap within int16."""
     index = 256 + (codes >> 7)
-    base, slope = table[index], table[index + 1] - table[index]
-    return base + ((slope * (codes & (SEGMENT - 1)) + 64) >> 7)
+    base, slope = table[index], (table[index + 1] - table[index]).astype(np.int16).astype(np.int64)
+    return (base + ((slope * (codes & (SEGMENT - 1)) + 64) >> 7)).astype(np.int16).astype(np.int64)
 
 
 def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: Profile) -> np.ndarray:
     """Softmax over the last axis of int64 codes, in 1 / 2**15."""
-    powers = interpolation_table(exponential, 10, INT16_MAX, profile.table_dtype)
-    reciprocals = interpolation_table(one_over_one_plus, 1, INT16_MIN, profile.table_dtype)
+    powers, reciprocals = softmax_tables(profile)
     rescale = float(scale) * beta / (10.0 / 65535.0)
     difference = multiply_fixed_point(codes - codes.max(-1, keepdims=True), *fixed_point(rescale))
     values = look_up(np.clip(difference + INT16_MAX, INT16_MIN, INT16_MAX), powers)
@@ -65,6 +64,16 @@ def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: Profile
     factor = look_up(np.clip(shifted - (1 << 15) - (1 << 16), INT16_MIN, INT16_MAX), reciprocals)
     shift = 31 - headroom
     return np.clip((values * factor + (np.int64(1) << (shift - 1))) >> shift, 0, INT16_MAX)
+
+
+def softmax_tables(profile: Profile) -> list[np.ndarray]:
+    """exp in -10..0 and 1 / (1 + x) in 0..1, whose codes reach from -1 to 1."""
+    real = profile.table_dtype
+    full = real(INT16_MAX - INT16_MIN)
+    return [
+        interpolation_table(function, real(width) / full, real(2) / full, zero_point)
+        for function, width, zero_point in ((exponential, 10, INT16_MAX), (one_over_one_plus, 1, INT16_MIN))
+    ]
 
 
 def exponential(x: np.ndarray) -> np.ndarray:

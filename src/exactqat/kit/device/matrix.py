@@ -185,6 +185,16 @@ def product_multiplier(inputs: Tensors, output: Tensor, profile: Profile) -> flo
     return float(first * second) / float(scale_of(output))
 
 
+# What products of int16 by constants in int8 are measured as, besides.
+NARROW = "int8_constant"
+
+
+def stays_in_32_bits(inputs: Tensors, output: Tensor, depth: int) -> bool:
+    """Whether no sum of so many products of int16, rescaled, leaves 32 bits."""
+    multiplier = math.prod(float(scale_of(tensor)) for tensor in inputs) / float(scale_of(output))
+    return depth * 2.0**30 * multiplier < 2**31
+
+
 @register
 class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
@@ -195,6 +205,7 @@ class BatchMatrixMultiply(DeviceOperator):
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
     in_file = {"adj_x": Option("adjX", bool), "adj_y": Option("adjY", bool)}
+    narrow = (1,)
     operands = (2, 2)
     constants = True
     version = 2
@@ -229,10 +240,11 @@ class BatchMatrixMultiply(DeviceOperator):
         limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
         replace(limits, highest=HIGHEST_MULTIPLIER).need(inputs, output)
         if output.dtype == "int16":
-            depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
-            multiplier = math.prod(float(scale_of(tensor)) for tensor in inputs) / float(scale_of(output))
-            message = "the rescaled sum can leave 32 bits; the result's scale is too small for so many products"
-            need(depth * 2.0**30 * multiplier < 2**31, message)
+            need(not any(map(zero_point_of, inputs)), "operands must have zero point 0 beside int16")
+
+    def measured_as(self, inputs: Tensors, output: Tensor) -> str:
+        name = super().measured_as(inputs, output)
+        return f"{name}:{NARROW}" if (inputs[1].dtype, output.dtype) == ("int8", "int16") else name
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
@@ -283,9 +295,9 @@ class BatchMatrixMultiply(DeviceOperator):
         ]
         first, second = (code.astype(np.float64) for code in turned)
         multiplier = fixed_point(product_multiplier(call.inputs, call.output, call.profile))
-        return finish(
-            multiply_wide((first @ second).astype(np.int64), *multiplier), call.output, call.attributes, call.profile
-        )
+        # What does not fit into 32 bits wraps before it is clamped to 16.
+        steps = multiply_wide((first @ second).astype(np.int64), *multiplier).astype(np.int32)
+        return finish(steps, call.output, call.attributes, call.profile)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         name, operands = output.name, []

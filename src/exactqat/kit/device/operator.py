@@ -184,6 +184,9 @@ class DeviceOperator:
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
+        plain: integers without a grid with which it also computes, by `plain_integers`: "int32", "int64". What moves
+            codes moves them all.
+        narrow: positions of the operands that may be constants in int8 beside int16.
         changes_dtype: the result may be stored in another of them than the operand.
         floats: files may have it in float32 as well, between integers. It is computed there by `float_results`, and no
             equality is claimed.
@@ -230,6 +233,8 @@ class DeviceOperator:
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
+    plain: ClassVar[tuple[str, ...]] = ()
+    narrow: ClassVar[tuple[int, ...]] = ()
     changes_dtype: ClassVar[bool] = False
     floats: ClassVar[bool] = False
     conditions: ClassVar[tuple[int, ...]] = ()
@@ -302,6 +307,14 @@ class DeviceOperator:
         """`dtype` of each of so many results; what is in another one than the first holds indices."""
         return (self.dtype(attributes, stored),) * count
 
+    def takes_plain(self, dtype: str) -> bool:
+        """Whether it moves, or computes with, numbers without a grid in that dtype."""
+        return dtype in (PLAIN if self.moves_codes else self.plain)
+
+    def planned_in(self, dtype: str) -> bool:
+        """Whether plans make it with activations in that dtype; files may have others of `dtypes`."""
+        return dtype in self.dtypes
+
     def grid_fixed_in(self, dtype: str) -> tuple[float, int] | None:
         """`fixed_grid`, where activations are stored in that dtype."""
         return (1 / 32768, 0) if self.fixed_grid is not None and dtype == "int16" else self.fixed_grid
@@ -310,8 +323,9 @@ class DeviceOperator:
         """Under which name it was compared with the runtimes: the kind, and the dtype if it is not int8."""
         if any(tensor.dtype == FLOAT for tensor in inputs):
             return f"{self.kind}:{FLOAT}"
-        if self.moves_codes and output.dtype in PLAIN:
-            return f"{self.kind}:{output.dtype}"
+        plain = output.dtype if self.moves_codes else inputs[0].dtype
+        if self.takes_plain(plain):
+            return f"{self.kind}:{plain}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
 
     def rows(self, inputs: Sequence[Tensor]) -> int:
@@ -393,6 +407,10 @@ class DeviceOperator:
         compute them under every profile of it. The base class serves what only moves or compares codes."""
         return self.integers(call)
 
+    def plain_integers(self, call: Call) -> np.ndarray:
+        """The result of integers without a grid, which wrap."""
+        raise NotImplementedError(f"{self.kind} has no form for integers without a grid")
+
     def exact_steps(self, call: Call) -> np.ndarray | None:
         """The result in float64 steps of its grid from real 0, before it is rounded; None where nothing is declared.
 
@@ -412,7 +430,9 @@ class DeviceOperator:
         return attributes
 
     def results(self, call: Call) -> np.ndarray:
-        """`integers`, `wide_integers` or `float_results`, by what its activations are stored in."""
+        """`integers`, `wide_integers`, `plain_integers` or `float_results`, by what its activations are stored in."""
+        if call.inputs[0].dtype in self.plain:
+            return self.plain_integers(call)
         if in_float(call.inputs, call.output):
             with np.errstate(all="ignore"):
                 return self.float_results(call)

@@ -42,7 +42,7 @@ from .operator import (
     register,
 )
 from .primitives import A, RealPrimitives
-from .profile import REFERENCE, Profile
+from .profile import MICRO, REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
 
@@ -181,6 +181,8 @@ class Sum(Reduction):
 
     kind = "SUM"
     float_kind = "sum"
+    dtypes = ("int8", "int16")
+    plain = ("int32", "int64")
     floats = True
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
@@ -204,6 +206,13 @@ class Sum(Reduction):
             return np.clip(steps + zero_point_of(call.output), 0, 255).astype(np.uint8).view(np.int8)
         total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
         return finish(multiply_fixed_point(total, significand, exponent), call.output, call.attributes, call.profile)
+
+    def wide_integers(self, call: Call) -> np.ndarray:
+        return self.integers(replace(call, profile=MICRO))
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        return call.codes[0].sum(axes, dtype=call.output.dtype, keepdims=keep)
 
 
 @register

@@ -23,8 +23,8 @@ class TopK(Movement):
     attributes = {"count": REQUIRED}
     in_file = {"count": InOperand(1, FileOperator.integer)}
     version = 2
+    wide_version = 3
     options = "TopKV2Options"
-    dtypes = ("int8",)
     purpose = PURPOSE
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:

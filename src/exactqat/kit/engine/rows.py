@@ -10,13 +10,12 @@ import numpy as np
 from ..device import Tensor
 from ..device import fixed_point_functions as fixed
 from ..device.arithmetic import fixed_point, reduced, rounding_shift, scale_of, zero_point_of
-from ..device.interpolated import exponential, interpolation_table, one_over_one_plus
-from ..device.matrix import in_float32, product_multiplier
+from ..device.interpolated import softmax_tables
+from ..device.matrix import in_float32, product_multiplier, stays_in_32_bits
 from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
 from ..device.operator import Attributes, DeviceOperator, Refusal
 from ..device.profile import REFERENCE, Profile
 from ..device.resize import BUILT_IN_BITS, XNNPACK_BITS, ResizeBilinear
-from ..device.tensor import INT16_MAX, INT16_MIN
 from .elementwise import CODES, LARGEST_EXPONENT, Numbers, clamp_numbers, fixed_point_numbers, leaves_it, part
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, is_int8, may_use_dot_products
 from .weighted import COLUMNS, STEPS, padded
@@ -36,7 +35,8 @@ def batch_matmul(
     """Products of matrices; the second is packed for each."""
     depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
     if in_one_dtype(inputs, output) and output.dtype == "int16":
-        return wide_batch_matmul(inputs, output, attributes, profile) if depth < DEEPEST_WIDE else None
+        fits = depth < DEEPEST_WIDE and stays_in_32_bits(inputs, output, depth)
+        return wide_batch_matmul(inputs, output, attributes, profile) if fits else None
     if not is_int8(inputs, output) or depth > DEEPEST:
         return None
     columns = padded(output.shape[-1], COLUMNS)
@@ -138,15 +138,11 @@ def l2_normalization(
 
 def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
     """Interpolates between the entries of two tables, as `device.interpolated.softmax`."""
-    tables = [
-        interpolation_table(exponential, 10, INT16_MAX, profile.table_dtype),
-        interpolation_table(one_over_one_plus, 1, INT16_MIN, profile.table_dtype),
-    ]
     numbers = fixed_point_numbers(float(scale_of(source)) * beta / (10.0 / 65535.0))
     if numbers["exponent"] > LARGEST_EXPONENT or source.shape[-1] >= LONGEST_ROW:
         return None
     rows = (-1, source.shape[-1])
-    operands = (Part(0, rows), np.stack(tables).astype(np.int32))
+    operands = (Part(0, rows), np.stack(softmax_tables(profile)).astype(np.int32))
     return (KernelCall("integer_softmax_wide", operands, Part(RESULT, rows), numbers),)
 
 

@@ -81,9 +81,8 @@ def direct(planner: Planner, step: Step) -> Stored:
     if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
         return table(planner, step)
     maker, arguments = Maker(planner, step, step.kind), function.of_step(step.attributes)
-    if maker.is_int16() and "int16" not in OPERATORS[function.operator].dtypes:
-        return table(planner, step)
-    if maker.is_absent(function.operator, "int16" if maker.is_int16() else "int8"):
+    dtype = "int16" if maker.is_int16() else "int8"
+    if not OPERATORS[function.operator].planned_in(dtype) or maker.is_absent(function.operator, dtype):
         return table(planner, step)
     return maker.unary(function.operator, x, attributes=arguments, nonnegative=function.nonnegative)
 
@@ -111,7 +110,7 @@ def prelu(planner: Planner, step: Step) -> Stored:
     (count,) = planner.constants[slope].shape or (1,)
     maker = Maker(planner, step, "prelu")
     if maker.is_int16():
-        # relu(x) - slope * relu(-x): no runtime has PRELU in int16.
+        # relu(x) - slope * relu(-x): the slopes of PRELU are int8 there.
         below = maker.affine(x, -1.0, 0.0, "below", activation="RELU", channel_axis=axis)
         scaled = maker.affine(below, -Coefficient.of(slope), 0.0, "scaled", channel_axis=axis)
         above = maker.affine(x, 1.0, 0.0, "above", activation="RELU", channel_axis=axis)
