@@ -16,6 +16,7 @@ from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.kit.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.kit.device.activation import FUNCTIONS
 from exactqat.kit.device.conditions import COMPARISONS
+from exactqat.kit.device.matrix import NARROW
 from exactqat.kit.device.operator import BOOL, FLOAT
 from exactqat.kit.device.operator import in_int16 as kinds_in_int16
 from exactqat.kit.device.recurrent import PROJECTED
@@ -574,6 +575,13 @@ def random_cast(rng: Random, builder: Builder) -> str:
     return builder.cast(source, INDICES, to=str(rng.choice(to)), name="y")
 
 
+def random_cast_long(rng: Random, builder: Builder) -> str:
+    """From int64, or to it."""
+    source, to = ("int64", str(rng.choice([FLOAT, "int32", BOOL]))) if rng.integers(2) else ("int32", "int64")
+    builder.input("x", (1, int(rng.integers(1, 300))), INDICES, source)
+    return builder.cast("x", INDICES, to=to, name="y")
+
+
 def random_quantize_real(rng: Random, builder: Builder) -> str:
     """Of real numbers: `random_codes` draws some on the edges of codes."""
     builder.input("x", (1, 256), None)
@@ -590,6 +598,17 @@ def random_of_positive(rng: Random, builder: Builder, kind: str) -> str:
     if kind == "RSQRT":
         scale = np.float32(random_scale(rng, -19, 11) / np.sqrt(source))
     return builder.operator(kind, ["x"], random_quantization(rng, scale), name="y")
+
+
+def random_of_magnitudes(rng: Random, builder: Builder, kind: str) -> str:
+    """Likewise in int16, whose zero point is 0: of the magnitudes of all codes."""
+    source = random_scale(rng, -17, -5)
+    builder.input("x", (1, 256, 256), per_tensor(source, 0, "int16"))
+    builder.abs("x", per_tensor(source, 0, "int16"), name="magnitude")
+    low, high = (-15, -2) if kind == "RSQRT" else (-10, 2)
+    root = np.sqrt(source) if kind == "SQRT" else 1 / np.sqrt(source)
+    output = per_tensor(np.float32(root * random_scale(rng, low, high)), 0, "int16")
+    return builder.operator(kind, ["magnitude"], output, name="y")
 
 
 def random_comparison(rng: Random, builder: Builder, kind: str) -> str:
@@ -628,6 +647,26 @@ def random_logic(rng: Random, builder: Builder, kind: str) -> str:
 def random_choice(rng: Random, builder: Builder, kind: str) -> str:
     (condition,) = random_conditions(rng, builder, 1)
     return builder.operator(kind, [condition, *["x", "z"][:: 1 if rng.integers(2) else -1]], None, name="y")
+
+
+def random_div_wide(rng: Random, builder: Builder) -> str:
+    """Likewise in int16."""
+    first, second = (per_tensor(random_scale(rng, -17, -5), 0, "int16") for _ in range(2))
+    shape = builder.tensor(builder.input("x", (1, int(rng.integers(1, 30)), 64), first)).shape
+    codes = rng.choice([-1, 1], shape[1:]) * rng.integers(1, rng.choice([4, 300, 2**15]), shape[1:])
+    builder.constant("z", codes.astype(np.int16), second)
+    scale = np.float32(first.scale[0] / second.scale[0] * random_scale(rng, -14, 4))
+    activation = str(rng.choice(ACTIVATIONS))
+    return builder.div("x", "z", per_tensor(scale, 0, "int16"), name="y", activation=activation)
+
+
+def random_division(rng: Random, builder: Builder, kind: str) -> str:
+    """Of integers without a grid, by a constant without 0."""
+    shape = (1, int(rng.integers(1, 30)), int(rng.integers(1, 30)))
+    builder.input("x", shape, INDICES)
+    codes = rng.choice([-1, 1], shape[1:]) * rng.integers(1, rng.choice([4, 300, 2**31]), shape[1:])
+    builder.bias("z", codes.astype(np.int32), INDICES)
+    return builder.operator(kind, ["x", "z"], INDICES, name="y")
 
 
 def random_div(rng: Random, builder: Builder) -> str:
@@ -822,6 +861,7 @@ CASES: dict[str, Case] = {
     "REVERSE_V2": random_reverse,
     "BROADCAST_TO": random_broadcast_to,
     "DIV": random_div,
+    "NEG": unary("NEG"),
     "RSQRT": partial(random_of_positive, kind="RSQRT"),
     "SQRT": partial(random_of_positive, kind="SQRT"),
     "LOG": partial(random_of_positive, kind="LOG"),
@@ -836,8 +876,8 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     """The same network with int16 activations, on grids 256 times finer."""
     kinds = [OPERATORS[operator.kind] for operator in graph.operators]
     fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
-    # Filters stay int8; slopes are of the activations' dtype.
-    filters = {layer.inputs[1] for layer, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
+    # Filters and slopes stay int8.
+    filters = {layer.inputs[1] for layer, kind in zip(graph.operators, kinds, strict=True) if kind.weights}
     clamped = {operator.outputs[0] for operator in graph.operators if operator.attributes.get("activation") == "RELU6"}
     tensors: dict[str, Tensor] = {}
     for name, tensor in graph.tensors.items():
@@ -927,15 +967,30 @@ def with_short_bias(rng: Random, graph: Graph) -> Graph:
     return result
 
 
+def with_int8_constant(rng: Random, graph: Graph) -> Graph:
+    """The same product in int16, but of a constant in int8."""
+    z = graph.tensors["z"]
+    codes = rng.integers(-128, 128, z.shape).astype(np.int8)
+    constant = Tensor("z", z.shape, "int8", per_tensor(z.quantization.scale[0] * np.float32(256), 0), codes)
+    result = replace(graph, tensors={**graph.tensors, "z": constant}, inputs=("x",))
+    result.validate()
+    return result
+
+
 def in_int32(rng: Random, graph: Graph) -> Graph:
-    """The same network of integers without a grid."""
+    """The same network of integers without a grid, and without fused activations."""
     tensors = {
         name: replace(tensor, dtype="int32", quantization=INDICES,
                       data=None if tensor.data is None else tensor.data.astype(np.int32) * 1_000_003)
         if tensor.dtype == "int8" else tensor
         for name, tensor in graph.tensors.items()
     }  # fmt: skip
-    result = replace(graph, tensors=tensors)
+    plain = [
+        replace(operator, attributes={**operator.attributes, "activation": "NONE"})
+        if "activation" in operator.attributes else operator
+        for operator in graph.operators
+    ]  # fmt: skip
+    result = replace(graph, tensors=tensors, operators=tuple(plain))
     result.validate()
     return result
 
@@ -963,7 +1018,13 @@ WIDE_CASES: dict[str, Case] = {
     "QUANTIZE": random_quantize_wide,
     "LOOKUP": random_lookup_wide,
     "CODED_EMBEDDING": partial(random_coded_embedding, dtype="int16"),
+    "DIV": random_div_wide,
+    "RSQRT": partial(random_of_magnitudes, kind="RSQRT"),
+    "SQRT": partial(random_of_magnitudes, kind="SQRT"),
 }
+# Likewise of integers without a grid.
+PLAIN_CASES: dict[str, Case] = {kind: partial(random_division, kind=kind) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")}
+LONG_CASES: dict[str, Case] = {"CAST": random_cast_long}
 # Others are float32 throughout, and no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}
@@ -981,8 +1042,19 @@ UNSIGNED_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "MUL
                   "SPLIT", "SPLIT_V", "UNPACK", "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
                   "TOPK_V2", "BATCH_TO_SPACE_ND", "REVERSE_V2", "DIV", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1",
                   "DEQUANTIZE")  # fmt: skip
-# What moves integers without a grid: LiteRT has no kernel for the others.
+# What moves integers without a grid, or computes with them: LiteRT has no kernel for the others.
 PLAIN_KINDS = (
+    "ADD",
+    "SUB",
+    "MUL",
+    "SQUARED_DIFFERENCE",
+    "ABS",
+    "NEG",
+    "SUM",
+    *PLAIN_CASES,
+    *(kind for kind, *_ in COMPARISONS),
+    "SELECT_V2",
+    "SELECT",
     "PAD",
     "RESHAPE",
     "TRANSPOSE",
@@ -1016,7 +1088,9 @@ NAMES = (
     *(f"{kind}:{INT4}" for kind in FOUR_BIT_KINDS),
     *(f"{kind}:{RAW}" for kind in UNSIGNED_KINDS),
     *(f"{kind}:int32" for kind in PLAIN_KINDS),
+    *(f"{kind}:int64" for kind in LONG_CASES),
     *(f"{kind}:int16:{SHORT_BIAS}" for kind in FULL_RANGE_KINDS),
+    f"BATCH_MATMUL:int16:{NARROW}",
 )
 
 
@@ -1024,15 +1098,25 @@ def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
-    own = {"int16": WIDE_CASES, FLOAT: REAL_CASES, PROJECTED: PROJECTED_CASES}.get(dtype, CASES)
-    graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
+    own = {
+        "int16": WIDE_CASES,
+        "int32": PLAIN_CASES,
+        "int64": LONG_CASES,
+        FLOAT: REAL_CASES,
+        PROJECTED: PROJECTED_CASES,
+    }.get(dtype, {})
+    graph = builder.graph(builder.results((own.get(kind) or CASES[kind])(rng, builder)))
+    if kind in own:
+        return graph
     if dtype in (RAW, "int32"):
         return in_uint8(rng, graph) if dtype == RAW else in_int32(rng, graph)
     if dtype in (FULL_RANGE, INT4):
         return with_full_range(rng, graph) if dtype == FULL_RANGE else with_four_bits(rng, graph)
     if dtype.endswith(SHORT_BIAS):
         return with_short_bias(rng, in_int16(rng, graph))
-    return in_int16(rng, graph) if dtype == "int16" and kind not in own else graph
+    if dtype.endswith(NARROW):
+        return with_int8_constant(rng, in_int16(rng, graph))
+    return in_int16(rng, graph) if dtype == "int16" else graph
 
 
 def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
@@ -1053,6 +1137,8 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
             continue
         if near and tensor.dtype in CODE_RANGES:
             values = values // 8 + tensor.quantization.zero_point[0]
+        elif near and highest == 2**31 - 1:  # integers without a grid
+            values = values % 9 - 4
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes
 

@@ -423,7 +423,9 @@ class Builder:
         result = name if len(placements) == 1 else f"{name}/unshifted"
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
-        dtypes = declaration.result_dtypes(attributes, FLOAT if real else placements[0].dtype, len(shapes))
+        plain = self._tensors[operands[-1]].dtype
+        stored = plain if placements[0] is INDICES and declaration.takes_plain(plain) else placements[0].dtype
+        dtypes = declaration.result_dtypes(attributes, FLOAT if real else stored, len(shapes))
         for tensor_name, shape, dtype in zip(results, shapes, dtypes, strict=True):
             self._add_tensor(Tensor(tensor_name, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
         self._operators.append(Operator(kind, tuple(operands), results, attributes))
@@ -578,7 +580,8 @@ def _check_operand(
     narrow = position in declaration.narrow and tensor.data is not None and (tensor.dtype, stored) == ("int8", "int16")
     fits = declaration.changes_dtype or narrow or tensor.dtype == stored
     need(fits, f"{name} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it")
-    need(tensor.quantization.axis is None, f"{name} must have one scale: for several the kernels compute 0")
+    why = ": of constants in int8 with several scales LiteRT makes 0" if narrow else ""
+    need(tensor.quantization.axis is None, f"{name} must be quantized per tensor{why}")
 
 
 def _check_results(

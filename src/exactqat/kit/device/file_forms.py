@@ -164,14 +164,19 @@ Arithmetic = Callable[[Sequence[np.ndarray], Callable[[str], Any]], np.ndarray]
 
 
 def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
-    x, begin, end, steps = operands
-    if any(option(name) for name in ("ellipsisMask", "newAxisMask")) or x.ndim != 1 or begin.size != 1:
+    x, *ends = operands
+    if any(option(name) for name in ("ellipsisMask", "newAxisMask")):
         raise Unreadable("only plain slices of shapes are supported")
-    first = None if option("beginMask") else int(begin.item())
-    last = None if option("endMask") else int(end.item())
-    if option("shrinkAxisMask"):
-        return np.asarray(x[int(begin.item())])
-    return x[slice(first, last, int(steps.item()))]
+
+    def has(mask: str, axis: int) -> bool:
+        return bool(int(option(mask) or 0) >> axis & 1)
+
+    places = [
+        begin if has("shrinkAxisMask", axis)
+        else slice(None if has("beginMask", axis) else begin, None if has("endMask", axis) else end, step)
+        for axis, (begin, end, step) in enumerate(zip(*(part.reshape(-1).tolist() for part in ends), strict=True))
+    ]  # fmt: skip
+    return np.asarray(x[tuple(places)])
 
 
 def _plain(option: Callable[[str], Any], field: str) -> None:

@@ -165,19 +165,20 @@ UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
     ("CEIL", np.ceil, ""),
     ("ROUND", np.rint, ""),
 )
-# Likewise, and the integers without a grid that it divides.
-BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str, tuple[str, ...]], ...] = (
-    ("POW", np.power, "PowOptions", ()),
-    ("FLOOR_DIV", np.floor_divide, "FloorDivOptions", ("int32",)),
-    ("FLOOR_MOD", np.mod, "FloorModOptions", ("int32", "int64")),
+BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str], ...] = (
+    ("POW", np.power, "PowOptions"),
+    ("FLOOR_DIV", np.floor_divide, "FloorDivOptions"),
+    ("FLOOR_MOD", np.mod, "FloorModOptions"),
 )
+# The integers without a grid that they divide.
+DIVIDED = {"FLOOR_DIV": ("int32",), "FLOOR_MOD": ("int32", "int64")}
 
 
 def _declare_functions() -> None:
     for base, rows in ((FloatUnary, UNARY), (FloatBinary, BINARY)):
-        for kind, function, options, *plain in rows:
+        for kind, function, options in rows:
             members = {"kind": kind, "function": staticmethod(function), "options": options, "__module__": __name__}
-            members |= {"plain": integers for integers in plain}
+            members["plain"] = DIVIDED.get(kind, ())
             register(type(f"Float{kind.title().replace('_', '')}", (base,), members))
 
 
