@@ -40,7 +40,8 @@ class Condition(DeviceOperator):
 
 
 class Comparison(Condition):
-    """Of two tensors, each on a grid of its own, in fixed point."""
+    """Of two tensors, each on a grid of its own, in fixed point. Which one is larger, LiteRT takes from codes of int16
+    as they are; TFLite-Micro looks at multipliers that it does not set, so nothing is claimed."""
 
     dtypes = ("int8", "int16")
     plain = ("int32", "int64")
@@ -59,8 +60,7 @@ class Comparison(Condition):
         return type(self).function(*terms)
 
     def wide_integers(self, call: Call) -> np.ndarray:
-        by_codes = call.profile.orders_codes and self.kind not in ("EQUAL", "NOT_EQUAL")
-        return (self.plain_integers if by_codes else self.integers)(call)
+        return (self.integers if self.kind in ("EQUAL", "NOT_EQUAL") else self.plain_integers)(call)
 
     def plain_integers(self, call: Call) -> np.ndarray:
         return type(self).function(*call.codes)

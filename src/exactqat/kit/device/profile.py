@@ -40,7 +40,6 @@ class Profile:
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
         blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with what lies in memory that its kernel never sets, most
             often code 0; otherwise with real 0.
-        orders_codes: LESS, GREATER and their like compare codes of int16 as they are; otherwise what they stand for.
         relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
         lstm_of_operators: UNIDIRECTIONAL_SEQUENCE_LSTM is computed by the kernels of the operators that it is made of;
             otherwise by one of its own.
@@ -76,7 +75,6 @@ class Profile:
     scale_root_in_float64: bool = False
     sums_as_unsigned: bool = False
     blocks_filled_with_code_zero: bool = False
-    orders_codes: bool = False
     relu6_keeps_codes: bool = False
     lstm_of_operators: bool = False
     four_bits_per_channel: bool = True
@@ -124,8 +122,6 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
         "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with a number that it never sets, most often code "
         "0, and not with real 0 (so nothing is claimed)",
-        "orders_codes": "a defect: LiteRT compares codes of int16 whatever their scales, TFLite-Micro the numbers that "
-        "they stand for",
         "relu6_keeps_codes": "a defect: TFLite-Micro clips the operand's codes and takes them for the result's",
         "lstm_of_operators": "other functions: TFLite-Micro looks up an LSTM's sigmoid and tanh, and saturates each of "
         "its sums; LiteRT computes them in fixed point of 16 bits",
@@ -205,7 +201,6 @@ X86 = declare(
         former_names=("x86",),
         delegates=True,
         optimized=True,
-        orders_codes=True,
         runtime="ai-edge-litert",
         machines=("x86_64", "amd64"),
     )
@@ -222,7 +217,6 @@ ARM64 = declare(
         fuses_multiply_add=True,
         rounds_products_half_up=True,
         vectors_of_eight=True,
-        orders_codes=True,
         runtime="ai-edge-litert",
         machines=("aarch64", "arm64"),
         emulated=True,
@@ -234,7 +228,6 @@ REFERENCE = declare(
         title="LiteRT with its reference kernels",
         description="LiteRT's reference kernels (`OpResolverType.BUILTIN_REF`)",
         sums_as_unsigned=True,
-        orders_codes=True,
         runtime="ai-edge-litert",
     )
 )
