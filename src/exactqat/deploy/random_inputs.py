@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ..kit.device.operator import FLOAT
+from ..kit.device.operator import FLOAT, OPERATORS
 from .graph import Graph
 from .simulate import simulate
 
@@ -19,7 +19,9 @@ MOST_TRIED, MOST_SECONDS = 1024, 10.0
 
 
 def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, np.ndarray]:
-    """The random examples of these numbers. Those of odd numbers stay near the zero points, where little saturates."""
+    """The random examples of these numbers. Those of odd numbers stay near the zero points, where little saturates.
+    None is negative where an operator that reads it refuses that."""
+    refused = {step.inputs[0] for step in graph.operators if OPERATORS[step.kind].refuses_negative}
     tensors = {name: graph.tensors[name] for name in graph.inputs}
     codes = {name: np.empty((len(numbers), *tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
     for at, number in enumerate(numbers):
@@ -30,6 +32,7 @@ def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, n
                 example[:] = rng.normal(size=example.shape)
                 continue
             ends = np.array(graph.limits(name))
+            ends[0] = tensor.quantization.zero_point[0] if name in refused else ends[0]
             if number % 2:
                 ends = np.clip(ends // 8 + tensor.quantization.zero_point[0], *ends)
             example[:] = rng.integers(ends[0], ends[1], example.shape, example.dtype, endpoint=True)

@@ -49,6 +49,7 @@ class InverseSquareRoot(OfFiles, Unary):
     kind = "RSQRT"
     float_kind = "rsqrt"
     dtypes = ("int8", "int16")
+    refuses_negative = True
     version = 2
     wide_version = 3
 
@@ -103,6 +104,7 @@ class SquareRoot(OfFiles, Unary):
     kind = "SQRT"
     float_kind = "sqrt"
     dtypes = ("int8", "int16")
+    refuses_negative = True
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.sqrt(primitives.maximum(operands[0], LEAST))

@@ -212,6 +212,7 @@ class DeviceOperator:
         states: positions of the operands that are variables: read, and written for the next call. `all_results` then
             returns what they hold afterwards too, after the results.
         constants: whether other operands may be constants too (one at least is an activation).
+        refuses_negative: LiteRT does not run it with an operand below real 0.
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         most_axes: of an operand or the result, which runtimes take.
         any_batch: whether the file serves any batch; otherwise one example at a time.
@@ -259,6 +260,7 @@ class DeviceOperator:
     weights: ClassVar[tuple[int, ...]] = ()
     states: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
+    refuses_negative: ClassVar[bool] = False
     uses_operand_scale: ClassVar[bool] = False
     most_axes: ClassVar[int] = 6
     any_batch: ClassVar[bool] = True
