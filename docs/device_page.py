@@ -32,7 +32,8 @@ WIDE = """
 
 What [a 16-bit rule](bring-your-model.md#sixteen-bits-for-what-eight-cannot-hold) selects: int8 weights, int64 biases,
 zero points of 0. LiteRT's own kernels compute all of it, even where XNNPACK would handle int8. QUANTIZE includes both
-directions between int8 and int16. Operators that are not listed have no int16 form in the runtimes, or no usable one.
+directions between int8 and int16. Operators that are not listed have no int16 form in the runtimes, or no usable one;
+some that are listed are only read from others' files ([what was found](decisions/int16.md)).
 
 """
 
@@ -42,6 +43,14 @@ UNSIGNED = """
 What TensorFlow 1 wrote, and other files still hold: codes of 0 to 255, filters with one scale and any zero point.
 LiteRT runs them; TFLite-Micro has few such kernels. A graph holds these codes 128 lower. Operators that are not listed
 are not claimed.
+
+"""
+
+PLAIN = """
+## Integers without a grid
+
+What others' files compute of sizes and of indices, such as those of ARG_MAX, in int32. Sums and products wrap; runtimes
+do not survive divisions by 0, which are refused.
 
 """
 
@@ -66,7 +75,9 @@ def table(dtype: str) -> list[str]:
         if dtype not in operator.dtypes and not any((f"{kind}:{dtype}", profile) in MEASURED for profile in PROFILES):
             continue
         fixed = operator.grid_fixed_in(dtype) if dtype != "uint8" else None
-        if fixed is not None:
+        if dtype == "int32":
+            grid = "none"
+        elif fixed is not None:
             scale, zero_point = fixed
             grid = f"1/{round(1 / scale)}, zero at {zero_point}"
         else:
@@ -85,7 +96,7 @@ def table(dtype: str) -> list[str]:
 def page() -> str:
     profiles = [f"| `{profile}` | {profile.description} |" for profile in PROFILES.values()]
     lines = [*profiles, "", *table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
-    lines += [UNSIGNED.rstrip("\n"), "", *table("uint8")]
+    lines += [UNSIGNED.rstrip("\n"), "", *table("uint8"), PLAIN.rstrip("\n"), "", *table("int32")]
     path = PAGE.parent.parent / "src" / "exactqat" / "kit" / "device" / "measured.json"
     runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")

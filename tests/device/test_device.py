@@ -36,6 +36,7 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
     projected = {"UNIDIRECTIONAL_SEQUENCE_LSTM:projection"}
     of_files = {f"{kind}:uint8" for kind in UNSIGNED_KINDS} | {f"{kind}:int32" for kind in PLAIN_KINDS}
     of_files |= {f"{kind}:int16:int32_bias" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
+    of_files |= {"CAST:int64", "BATCH_MATMUL:int16:int8_constant"}
     assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"} | projected | four_bits | of_files
     for kind in NAMES:
         for profile in ("xnnpack-x86", "reference"):
@@ -54,8 +55,8 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
 @pytest.mark.parametrize("profile", HERE)
 @pytest.mark.parametrize("kind", NAMES)
 def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
-    if (kind, profile) == ("SPACE_TO_BATCH_ND", "micro"):
-        pytest.skip("TFLite-Micro does not always pad with the same codes; nothing is claimed")
+    if (kind, profile) in (("SPACE_TO_BATCH_ND", "micro"), ("SUM:int16", "reference")):
+        pytest.skip("the kernel's results are in part what lies in memory; nothing is claimed")
     if (kind, profile) not in MEASURED and profile == "xnnpack-arm64":
         pytest.skip("not compared under emulation yet; nothing is claimed")
     if (kind, profile) not in MEASURED:
@@ -89,14 +90,18 @@ FURTHER_APART = {
     "REDUCE_PROD:int16": 65535,
     "RESIZE_BILINEAR": 90,
     "RESIZE_NEAREST_NEIGHBOR": 255,
+    # Lines between 513 values beside fixed point, near 0.
+    "RSQRT:int16": 32767,
     # Fixed point of 16 bits, where a scale is near a power of two, beside a table.
     "LOGISTIC:int16": 16,
     "TANH:int16": 32,
     # Defects of TFLite-Micro's kernels, and quotients too small for 32 bits.
     "RELU6": 255,
+    "RELU6:int16": 65535,
     "SPACE_TO_BATCH_ND": 255,
     "BATCH_TO_SPACE_ND": 255,
     "DIV": 255,
+    "DIV:int16": 65535,
     # Another function and another cell each moment, and a tanh that LiteRT leaves out.
     "UNIDIRECTIONAL_SEQUENCE_LSTM": 255,
 }

@@ -127,7 +127,7 @@ def test_which_operators_have_kernels() -> None:
                 left = Compiled(graph, profile).without_kernels()
                 served |= {kind} if graph.operators[-1].outputs[0] not in left else set()
         as_onnx = WITHOUT_KERNELS_AS_ONNX if PROFILES[profile].rounds_as_onnx else set()
-        of_files = {name for name in NAMES if name.endswith((":uint8", ":int32", ":int32_bias"))}
+        of_files = {name for name in NAMES if name.endswith((":uint8", ":int32", ":int64", ":int32_bias"))}
         assert set(NAMES) - served - of_files == WITHOUT_KERNELS | as_onnx, profile
         assert not any(name.endswith((":uint8", ":int32_bias")) for name in served), profile
 

@@ -27,7 +27,7 @@ from ..kit.device import (
     per_tensor,
     profile_named,
 )
-from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, in_int16, need
+from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, need
 from ..kit.device.operator import Operator as Operator
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
 from ..kit.display import listed, table_of
@@ -568,10 +568,7 @@ def _check_operand(
         dtypes = (BOOL,)
     elif position in declaration.index_operands:
         dtypes = declaration.index_dtypes
-    why = ""
-    if tensor.dtype == "int16":
-        simulated = ", ".join(in_int16())
-        why = f", which is not simulated for this operator (LiteRT may run it); simulated are {simulated}"
+    why = f", in which LiteRT has no usable {declaration.kind}" if tensor.dtype == "int16" else ""
     need(tensor.dtype in dtypes, f"{name} must be {' or '.join(dtypes)}, got {tensor.dtype}{why}")
     if position in (*declaration.conditions, *declaration.index_operands):
         return

@@ -667,7 +667,8 @@ class PRelu(DeviceOperator):
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         slopes = inputs[1]
         fits = slopes.dtype == "int8" and slopes.quantization.axis is None
-        need(fits, f"slopes must be int8 per tensor, got {slopes.dtype} {slopes.name!r}")
+        why = ", which LiteRT takes for int8" if slopes.dtype == "int16" else ""
+        need(fits, f"slopes must be int8 per tensor, got {slopes.dtype} {slopes.name!r}{why}")
         fits = len(slopes.shape) < len(output.shape) or slopes.shape[0] == 1
         need(fits, f"slopes must not differ along the batch, got {slopes.shape}")
         # Beyond these the kernels shift further than their 32 bits.

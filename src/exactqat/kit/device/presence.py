@@ -24,7 +24,8 @@ def lacks(profile: Profile, name: str) -> str:
     if (name, profile.name) not in ABSENT:
         return ""
     kind, _, dtype = name.partition(":")
-    return f"{profile.title} has no {kind} in {dtype or 'int8'}"
+    words = (dtype or "int8").replace(":", " with ").replace("_", " ")
+    return f"{profile.title} has no {kind} in {words}"
 
 
 __all__ = ["ABSENT", "lacks"]

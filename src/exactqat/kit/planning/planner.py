@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..device import Profile
-from ..device.operator import in_int16
+from ..device.operator import OPERATORS, in_int16
 from ..device.primitives import Array
 from . import files, masks
 from .formula import Formula
@@ -105,7 +105,8 @@ class Planner:
             if name not in self.network.values:
                 what = f"the model returns '{name}', which does not depend on its input; take it from the model itself"
                 self.problems.add("output", what, Place())
-        of_int16 = [f"in 16 bits {', '.join(in_int16())}"] if self.refused_in_int16 else []
+        planned = [kind for kind in in_int16() if not OPERATORS[kind].purpose]
+        of_int16 = [f"in 16 bits {', '.join(planned)}"] if self.refused_in_int16 else []
         self.problems.raise_any([*SUPPORTED, *of_int16])
         return self._finish(inputs)
 
