@@ -146,6 +146,15 @@ def test_a_random_example_is_the_same_beside_any_others() -> None:
         assert np.any(codes[0] != codes[1])
 
 
+def test_random_inputs_are_not_negative_where_runtimes_refuse_that() -> None:
+    for kind, grid in (("RSQRT", per_tensor(1e-3, 0, "int16")), ("SQRT", per_tensor(0.1, 7))):
+        builder = Builder()
+        builder.input("x", (1, 50), grid)
+        graph = builder.graph([builder.operator(kind, ["x"], grid, name="y")])
+        codes = random_codes(graph, range(4), 0)["x"]
+        assert codes.min() >= grid.zero_point[0] and codes.max() > 100
+
+
 def test_every_reason_is_in_the_json(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="exactqat check .*model.keras") as keras:
         inspect(tmp_path / "model.keras")

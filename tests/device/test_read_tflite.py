@@ -17,10 +17,22 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 from damaged_files import cases
 from device_cases import NAMES, random_codes, random_graph
 
-from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, read_tflite, simulate, unclaimed, write_tflite
+from exactqat.deploy import (
+    PROFILES,
+    Builder,
+    Graph,
+    Quantization,
+    per_tensor,
+    read_tflite,
+    simulate,
+    unclaimed,
+    write_tflite,
+)
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.kit.device import Refusal
+from exactqat.kit.device.file_forms import SHAPE_ARITHMETIC
+from exactqat.kit.device.tensor import INDICES
 
 schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")
 flatbuffers: Any = importlib.import_module("flatbuffers")
@@ -268,6 +280,74 @@ def test_what_is_written_twice_is_refused() -> None:
     content = (FILES / "embedded.int8.tflite").read_bytes()
     with pytest.raises(Refusal, match="is written twice"):
         read_content(changed(content, again))
+
+
+def test_sizes_that_a_file_computes() -> None:
+    """As Keras' dilated convolutions of an image of any size ask for their paddings."""
+
+    def computed(kind: str, *operands: Any, **options: int) -> np.ndarray:
+        return SHAPE_ARITHMETIC[kind]([np.array(operand) for operand in operands], options.get)
+
+    less = computed("SUB", [2, 3], [5, 7])
+    assert less.tolist() == [-3, -4] and computed("ADD", less, [5]).tolist() == [2, 1]
+    assert computed("FLOOR_MOD", less, [2, 3]).tolist() == [1, 2] and computed("MUL", less, 2).tolist() == [-6, -8]
+    with pytest.raises(Refusal, match="shapes are computed with fusedActivationFunction 1"):
+        computed("ADD", [1], [2], fusedActivationFunction=1)
+    pairs = [[0, 4], [0, 5]]
+    assert computed("STRIDED_SLICE", pairs, [0, 0], [2, 1], [1, 1], beginMask=2, endMask=2).tolist() == pairs
+    assert computed("STRIDED_SLICE", pairs, [1, -1], [2, 2], [1, 1], shrinkAxisMask=3) == 5
+    assert computed("STRIDED_SLICE", pairs, [-1], [0], [-1], endMask=1).tolist() == pairs[::-1]
+
+
+def test_what_runtimes_make_something_else_of_in_int16_is_refused() -> None:
+    """Constants in int8 with several scales, and slopes in int16; with one scale, and in int8, they are read."""
+    fine, several = per_tensor(1e-3, 0, "int16"), Quantization(np.float32([0.1, 0.2]), np.zeros(2), 1)
+
+    def product(grid: Quantization) -> Graph:
+        builder = Builder()
+        builder.input("x", (1, 2, 3), fine)
+        builder.constant("z", np.ones((3, 2)), grid)
+        return builder.graph([builder.batch_matmul("x", "z", fine, name="y")])
+
+    assert unclaimed(read_content(tflite_bytes(product(per_tensor(0.1, 0)))).graph, "reference") == ()
+    with pytest.raises(Refusal, match="'z' must be quantized per tensor: of constants in int8 with several"):
+        product(several)
+    with pytest.raises(Refusal, match="operands must have zero point 0 beside int16"):
+        product(per_tensor(0.1, 3))
+
+    def sloped(grid: Quantization) -> Graph:
+        builder = Builder()
+        builder.input("x", (1, 3), fine)
+        builder.constant("z", np.array([5, -7, 1]), grid)
+        return builder.graph([builder.prelu("x", "z", fine, name="y")])
+
+    assert unclaimed(read_content(tflite_bytes(sloped(per_tensor(0.1, 0)))).graph, "reference") == ()
+    with pytest.raises(Refusal, match="slopes must be int8 per tensor, got int16 'z', which LiteRT takes for int8"):
+        sloped(per_tensor(1e-4, 0, "int16"))
+
+
+def test_integers_without_a_grid() -> None:
+    """They wrap; what ends a runtime's process is refused, and an activation that one of them leaves out."""
+
+    def graph(kind: str, **attributes: str) -> Graph:
+        builder = Builder()
+        names = [builder.input(name, (1, 2), INDICES) for name in ("x", "z")]
+        return builder.graph([builder.operator(kind, names, INDICES, name="y", **attributes)])
+
+    def result(kind: str, x: list[int], z: list[int]) -> list[int]:
+        codes = {"x": np.array([x], np.int32), "z": np.array([z], np.int32)}
+        return [int(value) for value in simulate(graph(kind), codes)["y"][0]]
+
+    assert result("ADD", [2**31 - 1, -5], [1, 2]) == [-(2**31), -3]
+    assert result("DIV", [-7, 7], [2, -2]) == [-3, -3] and result("FLOOR_DIV", [-7, 7], [2, -2]) == [-4, -4]
+    assert result("FLOOR_MOD", [-7, 7], [2, -2]) == [1, -1] and result("LESS", [1, 3], [2, 3]) == [1, 0]
+    for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD"):
+        with pytest.raises(Refusal, match="a division by 0, which runtimes do not define"):
+            result(kind, [1, 1], [1, 0])
+        with pytest.raises(Refusal, match="a division of the lowest integer by -1, which ends the process"):
+            result(kind, [-(2**31), 1], [-1, 1])
+    with pytest.raises(Refusal, match="a fused RELU of int32, which TFLite-Micro leaves out"):
+        graph("ADD", activation="RELU")
 
 
 def test_codes_are_not_quantized_into_real_numbers() -> None:

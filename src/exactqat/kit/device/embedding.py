@@ -96,7 +96,8 @@ class Embedding(DeviceOperator):
             return _one_hot(lookup)
         one, other = lookup.operand(0), lookup.operand(1)
         indices, table = (one, other) if one.dtype == "int32" else (other, one)
-        if table.data is None or indices.data is not None or indices.name in lookup.known:
+        constant = table.data is not None and len(table.shape) == 2
+        if not constant or indices.data is not None or indices.name in lookup.known:
             return None
         if indices is one:
             if other.dtype != lookup.output.dtype:

@@ -52,10 +52,6 @@ class InverseSquareRoot(OfFiles, Unary):
     refuses_negative = True
     version = 2
     wide_version = 3
-    mechanisms = {
-        "fixed_point_functions": "lines or fixed point: LiteRT interpolates between 513 values, which are far apart near 0; "
-        "TFLite-Micro computes it by integers",
-    }
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.rsqrt(primitives.maximum(operands[0], LEAST))
