@@ -653,7 +653,8 @@ def random_div_wide(rng: Random, builder: Builder) -> str:
     """Likewise in int16."""
     first, second = (per_tensor(random_scale(rng, -17, -5), 0, "int16") for _ in range(2))
     shape = builder.tensor(builder.input("x", (1, int(rng.integers(1, 30)), 64), first)).shape
-    codes = rng.choice([-1, 1], shape[1:]) * rng.integers(1, rng.choice([4, 300, 2**15]), shape[1:])
+    held = shape[int(rng.integers(3)) :]
+    codes = rng.choice([-1, 1], held) * rng.integers(1, rng.choice([4, 300, 2**15]), held)
     builder.constant("z", codes.astype(np.int16), second)
     scale = np.float32(first.scale[0] / second.scale[0] * random_scale(rng, -14, 4))
     activation = str(rng.choice(ACTIVATIONS))
