@@ -972,12 +972,15 @@ def with_short_bias(rng: Random, graph: Graph) -> Graph:
 
 def with_int8_constant(rng: Random, graph: Graph) -> Graph:
     """The same product in int16, but of a constant in int8."""
-    z = graph.tensors["z"]
+    x, z, y = (graph.tensors[name] for name in "xzy")
     codes = rng.integers(-128, 128, z.shape).astype(np.int8)
-    constant = Tensor("z", z.shape, "int8", per_tensor(z.quantization.scale[0] * np.float32(256), 0), codes)
-    result = replace(graph, tensors={**graph.tensors, "z": constant}, inputs=("x",))
-    result.validate()
-    return result
+    scale = z.quantization.scale[0] * np.float32(256)
+    constant = Tensor("z", z.shape, "int8", per_tensor(scale, 0), codes)
+    least = np.maximum(y.quantization.scale[0], x.quantization.scale[0] * scale / np.float32(128))
+    result = replace(y, quantization=per_tensor(least, 0, "int16"))
+    narrow = replace(graph, tensors={**graph.tensors, "z": constant, "y": result}, inputs=("x",))
+    narrow.validate()
+    return narrow
 
 
 def in_int32(rng: Random, graph: Graph) -> Graph:
