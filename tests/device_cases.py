@@ -877,8 +877,9 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     """The same network with int16 activations, on grids 256 times finer."""
     kinds = [OPERATORS[operator.kind] for operator in graph.operators]
     fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
-    # Filters and slopes stay int8.
-    filters = {layer.inputs[1] for layer, kind in zip(graph.operators, kinds, strict=True) if kind.weights}
+    # Filters and slopes stay int8; tables are of the result's dtype.
+    pairs = zip(graph.operators, kinds, strict=True)
+    filters = {layer.inputs[1] for layer, kind in pairs if kind.weights and not kind.same_quantization}
     clamped = {operator.outputs[0] for operator in graph.operators if operator.attributes.get("activation") == "RELU6"}
     tensors: dict[str, Tensor] = {}
     for name, tensor in graph.tensors.items():

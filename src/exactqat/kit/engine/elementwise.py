@@ -19,7 +19,7 @@ from ..device.arithmetic import (
 )
 from ..device.elementwise import Add
 from ..device.operator import Attributes, Call, DeviceOperator
-from ..device.profile import MICRO, REFERENCE, Profile
+from ..device.profile import REFERENCE, Profile
 from ..device.tensor import CODE_RANGES, INT8_MAX, INT8_MIN
 from .forms import RESULT, Form, KernelCall, Part, Tensors, fallback_form, form_of, in_one_dtype, is_int8
 from .weighted import window_numbers
@@ -241,9 +241,9 @@ def reduction(
     if not in_one_dtype(inputs, output) or sizes is None or (mean and leaves_it(output, profile)):
         return None
     if output.dtype == "int16":
-        if profile.optimized and not mean:
+        if not mean:
             return None
-        profile = MICRO
+        profile = REFERENCE
     count, inner = sizes
     numbers: Numbers = clamp_numbers(output, attributes, profile)
     numbers |= {"significand": 0, "exponent": 0, "offset": 0, "factor": 0.0, "added": 0.0, "unsigned": 0}
