@@ -139,8 +139,8 @@ class Tabulated(Unary):
         def function(x: np.ndarray) -> np.ndarray:
             return self.function(x, call.output, call.attributes, call.profile)
 
-        scales = [scale_of(tensor) for tensor in (call.inputs[0], call.output)]
-        return interpolated.look_up(codes, interpolated.interpolation_table(function, *scales))
+        scale, output_scale = (scale_of(tensor) for tensor in (call.inputs[0], call.output))
+        return interpolated.look_up(codes, interpolated.interpolation_table(function, scale, output_scale))
 
     def onnx_steps(self, source: Tensor, output: Tensor, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
         """Of all codes the results in float64 steps of the grid, and by how much onnxruntime's may differ."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -94,8 +94,8 @@ class FusedBinary(Binary):
     attributes = {"activation": "NONE"}
     in_file = {"activation": ACTIVATION}
     version = 2
-    plain = ("int32", "int64")
-    of_plain: ClassVar[staticmethod[[np.ndarray, np.ndarray], np.ndarray]]
+    plain: ClassVar[tuple[str, ...]] = ("int32", "int64")
+    of_plain: ClassVar[staticmethod[..., Any]]
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
