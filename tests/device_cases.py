@@ -17,7 +17,7 @@ from exactqat.kit.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.kit.device.activation import FUNCTIONS
 from exactqat.kit.device.conditions import COMPARISONS
 from exactqat.kit.device.matrix import NARROW
-from exactqat.kit.device.operator import BOOL, FLOAT
+from exactqat.kit.device.operator import BOOL, FLOAT, OWN_GRID
 from exactqat.kit.device.operator import in_int16 as kinds_in_int16
 from exactqat.kit.device.recurrent import PROJECTED
 from exactqat.kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW
@@ -959,6 +959,21 @@ def in_uint8(rng: Random, graph: Graph) -> Graph:
     return result
 
 
+def on_own_grid(rng: Random, graph: Graph) -> Graph:
+    """The same network as others' .onnx files have it: its result on any grid, and averages of real numbers."""
+    (operator,) = graph.operators
+    unsigned = OPERATORS[operator.kind].same_quantization
+    source, output = (graph.tensors[side[0]] for side in (operator.inputs, operator.outputs))
+    scale = rng.choice([1 / 255, 1 / 127, 0.003])
+    if unsigned:  # 13 is no factor of the operand's
+        scale = source.quantization.scale[0] * random_scale(rng, -3, 3) * 1.3
+    grid = per_tensor(np.float32(scale), random_zero_point(rng) if rng.integers(2) else -128)
+    tensors = {**graph.tensors, output.name: replace(output, quantization=grid)}
+    result = replace(graph, tensors=tensors, operators=(replace(operator, unsigned=unsigned),))
+    result.validate()
+    return result
+
+
 def with_short_bias(rng: Random, graph: Graph) -> Graph:
     """The same network in int16 whose bias is in int32."""
     tensors = dict(graph.tensors)
@@ -1037,6 +1052,8 @@ REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}
 # TRANSPOSE_CONV of no runtime takes filters of four bits.
 FOUR_BIT_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+# Of .onnx files alone.
+NAMES_IN_ONNX = tuple(f"{kind}:{OWN_GRID}" for kind, operator in OPERATORS.items() if operator.free_in_onnx)
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
 # Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
 # LiteRT has no kernel for the others in uint8, or one that computes otherwise; TFLite-Micro has hardly any.
@@ -1113,6 +1130,8 @@ def random_graph(rng: Random, name: str) -> Graph:
         PROJECTED: PROJECTED_CASES,
     }.get(dtype, {})
     graph = builder.graph(builder.results((own.get(kind) or CASES[kind])(rng, builder)))
+    if dtype == OWN_GRID:
+        return on_own_grid(rng, graph)
     if kind in own:
         return graph
     if dtype in (RAW, "int32"):

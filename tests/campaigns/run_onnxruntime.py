@@ -4,6 +4,7 @@
 python tests/campaigns/run_onnxruntime.py                      all networks of tests/plain_networks.py, each by
                                                                `quantize_static` in QDQ and in QOperator format
 python tests/campaigns/run_onnxruntime.py --networks ds_cnn m5
+python tests/campaigns/run_onnxruntime.py --small              tests/small_onnx.py with each of the tool's options
 python tests/campaigns/run_onnxruntime.py FOLDER ...           the .onnx files there, NNCF's for example
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 import _tests_folder  # noqa: F401
 import onnx_files
 import plain_networks
+import small_onnx
 
 from exactqat import deploy, qat
 from exactqat.deploy import Refusal
@@ -41,10 +43,20 @@ def made(names: list[str], folder: Path) -> Iterator[tuple[str, Path | str]]:
                 yield f"{name}, {form}", " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
+def made_small(folder: Path) -> Iterator[tuple[str, Path | str]]:
+    """Likewise of small networks, with each of the tools' options."""
+    for name, options in small_onnx.FILES:
+        try:
+            yield f"{name}, {options}", small_onnx.quantized(name, options, folder)
+        except ValueError as error:
+            yield f"{name}, {options}", " ".join(str(error).split())[:160]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--networks", nargs="+", default=list(plain_networks.NETWORKS))
+    parser.add_argument("--small", action="store_true", help="networks of tests/small_onnx.py, with all options")
     parser.add_argument("--examples", type=int, default=4)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -54,7 +66,8 @@ def main() -> int:
     files: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         pairs = [(path.name, path) for directory in arguments.folders for path in sorted(directory.glob("*.onnx"))]
-        for name, path in pairs or made(arguments.networks, Path(folder)):
+        files_made = made_small(Path(folder)) if arguments.small else made(arguments.networks, Path(folder))
+        for name, path in pairs or files_made:
             if isinstance(path, str):
                 files["not made"] += 1
                 print(f"{name}: not made: {path}", flush=True)

@@ -28,7 +28,8 @@ from pathlib import Path
 
 import _tests_folder  # noqa: F401
 import numpy as np
-from device_cases import NAMES, random_codes, random_graph
+from device_cases import NAMES as NAMES_IN_TFLITE
+from device_cases import NAMES_IN_ONNX, random_codes, random_graph
 
 import exactqat.kit.device
 from exactqat.deploy import Graph, profiles_here, verify, write_onnx, write_tflite
@@ -40,6 +41,7 @@ from exactqat.kit.engine import Compiled
 from exactqat.operators import cpu
 
 MEASURED = Path(exactqat.kit.device.__file__).parent / "measured.json"
+NAMES = (*NAMES_IN_TFLITE, *NAMES_IN_ONNX)
 
 
 @dataclass
@@ -96,10 +98,9 @@ class NoForm(Exception):
 
 def written_for(profile: str, graph: Graph, folder: Path) -> Path:
     """The file that the profile runs."""
-    if PROFILES[profile].file == ".tflite":
-        return write_tflite(graph, folder / "model.tflite")
+    is_tflite = PROFILES[profile].file == ".tflite"
     try:
-        return write_onnx(graph, folder / "model.onnx")
+        return write_tflite(graph, folder / "model.tflite") if is_tflite else write_onnx(graph, folder / "model.onnx")
     except Refusal as error:
         raise NoForm(str(error)) from error
 

@@ -13,7 +13,7 @@ pytest.importorskip("onnx", reason="needs exactqat[onnx]")
 
 import onnx
 import onnxruntime as ort
-from device_cases import NAMES
+from device_cases import NAMES, NAMES_IN_ONNX
 from sweep import sweep
 
 from exactqat.deploy import (
@@ -33,7 +33,7 @@ from exactqat.deploy.runtimes.trial import RuntimeRefusal
 
 DEVICE = "onnxruntime-x86"
 here = pytest.mark.skipif(DEVICE not in profiles_here(".onnx"), reason="needs an x86 with VNNI instructions")
-CLAIMED = [kind for kind in NAMES if (kind, DEVICE) in EXACT]
+CLAIMED = [kind for kind in (*NAMES, *NAMES_IN_ONNX) if (kind, DEVICE) in EXACT]
 
 
 @here

@@ -391,6 +391,53 @@ def inspect_file(
     return inspection.equal
 
 
+@command("Make a .tflite file in uint8 one in int8.")
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .tflite file in uint8, as TensorFlow 1 wrote it.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .tflite file in int8 that is written.")],
+    data: Annotated[Path | None, metavar("X.npz")] = None,
+    examples: Annotated[int, typer.Option(min=1)] = 16,
+    device: str = "xnnpack",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> bool:
+    """Make a .tflite file in uint8, as TensorFlow 1 wrote it, one in int8. Says which weights are requantized, as int8
+    kernels take none with a zero point, and which results change; then runs the new file beside its simulation.
+
+    Exit status 1 if an integer of the new file differs from its simulation; 2 if the file cannot be converted.
+
+    Args:
+        data: Inputs by name, each with the batch first: real numbers, or codes; by default random codes.
+        examples: How many examples are compared, at most.
+        device: Device by whose arithmetic both are compared, and whose runtime runs the new file.
+        seed: Seed of the random codes.
+    """
+    from ..application.job import files
+    from ..deploy.convert import convert as converted
+    from ..deploy.formats.tflite import write_tflite
+    from ..deploy.inspect import SECONDS, codes_of, read_file
+    from ..deploy.random_inputs import random_codes
+    from ..deploy.runtimes import profile_here
+    from ..deploy.verify import verify as verified
+
+    files.check_writable(out)
+    console, profile = console_of(), profile_here(device)
+    with status_on(console_of(stderr=True), "reading") as status:
+        subject = read_file(file)
+        if data is None:
+            codes = random_codes(subject.graph, range(examples), seed)
+        else:
+            codes, _ = codes_of(subject, data, examples, seed, SECONDS)
+        status.update("comparing")
+        conversion = converted(subject.graph, codes, profile)
+        write_tflite(conversion.graph, out, f"converted from uint8: {file.name}")
+        with native_messages_kept_back():
+            report = verified(conversion.graph, out, codes, profile)
+    say(console, conversion.text(), whole=True)
+    say(console, (f"{report.sentences()[0]}.", "bold green" if report else "bold red"))
+    say(console, "Written: ", (str(out), "bold"), f" ({out.stat().st_size:,} bytes); its codes are 128 below {file}'s")
+    return bool(report)
+
+
 @command("Say whether a model can run on a device.")
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL")],

@@ -12,6 +12,9 @@ from ..kit.device.tensor import dequantize, quantize
 from ..kit.planning.plans import MissingData
 from .codes import input_codes, output_values
 from .comparison import Comparison, Report
+
+# These functions shadow the modules they come from, which Python sets here only while loading them.
+from .convert import Conversion, ConvertedFilter, convert
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
 from .formats.onnx import write_onnx
@@ -19,8 +22,6 @@ from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
 from .formats.tflite import write_tflite
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
-
-# These functions shadow the modules they come from, which Python sets here only while loading them.
 from .inspect import Inspection, inspect
 from .lower import lower
 from .packing import packed
@@ -40,6 +41,8 @@ __all__ = [
     "Builder",
     "Comparison",
     "Compiled",
+    "Conversion",
+    "ConvertedFilter",
     "Footprint",
     "Graph",
     "Inspection",
@@ -58,6 +61,7 @@ __all__ = [
     "Tensor",
     "c_array",
     "compile",
+    "convert",
     "dequantize",
     "device_codes",
     "footprint",

@@ -27,7 +27,7 @@ from ..kit.device import (
     per_tensor,
     profile_named,
 )
-from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, need
+from ..kit.device.operator import BOOL, FLOAT, OWN_GRID, REQUIRED, DeviceOperator, Refusal, in_float, need
 from ..kit.device.operator import Operator as Operator
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
 from ..kit.display import listed, table_of
@@ -212,7 +212,7 @@ class Graph:
         """The name under which `EXACT` and `MEASURED` know an operator: "CONV_2D", or "CONV_2D:int16"."""
         inputs = [self.tensors[name] for name in operator.inputs]
         name = OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
-        name = f"{operator.kind}:{RAW}" if operator.unsigned else name
+        name = f"{operator.kind}:{RAW}" if operator.unsigned and not name.endswith(OWN_GRID) else name
         return f"{name}{BUILT_IN}" if operator.built_in else name
 
     def in_uint8(self) -> frozenset[str]:
@@ -398,6 +398,7 @@ class Builder:
         output: Quantization | Sequence[Quantization] | None = None,
         *,
         name: str,
+        unsigned: bool = False,
         **attributes: object,
     ) -> str:
         """Adds any device operator.
@@ -405,6 +406,7 @@ class Builder:
         Args:
             operands: names of tensors, including constants.
             output: None if the operator keeps its first operand's quantization, or determines its result's.
+            unsigned: see `Operator`.
             attributes: those that differ from the declaration's defaults.
 
         Raises:
@@ -428,7 +430,7 @@ class Builder:
         dtypes = declaration.result_dtypes(attributes, FLOAT if real else stored, len(shapes))
         for tensor_name, shape, dtype in zip(results, shapes, dtypes, strict=True):
             self._add_tensor(Tensor(tensor_name, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
-        self._operators.append(Operator(kind, tuple(operands), results, attributes))
+        self._operators.append(Operator(kind, tuple(operands), results, attributes, unsigned=unsigned))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 
     def results(self, name: str) -> tuple[str, ...]:
@@ -594,11 +596,12 @@ def _check_results(
     for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
         need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
         need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
+        free = declaration.free_in_onnx and output.dtype == "int8"
         for position, tensor in enumerate(inputs):
             if declaration.same_quantization and dtype == dtypes[0] and position not in without_grid:
-                same = tensor.quantization.equals(output.quantization)
+                same = free or tensor.quantization.equals(output.quantization)
                 need(same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it")
         grid = declaration.grid_fixed_in(output.dtype)
-        if grid is not None and output.dtype in CODE_RANGES:
+        if grid is not None and output.dtype in CODE_RANGES and not free:
             fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
             need(fixed, f"scale and zero point of the result must be {grid}")

@@ -500,7 +500,7 @@ def codes_of(
         examples = min(examples, fitting)
     need_a_bounded_size(graph, subject.name, examples)
     if data is None:
-        if graph.variables:  # all are calls of one stream
+        if graph.variables or len(profiles) == 1:  # all are calls of one stream, or no two devices differ
             return random_codes(graph, range(examples), seed), examples
         alone = not all(OPERATORS[operator.kind].any_batch for operator in graph.operators)
         together = 1 if alone else max(1, min(TOGETHER, examples, fitting // len(profiles)))

@@ -334,7 +334,7 @@ class Lowering:
             groups = split_at(axes, len(shape))
             sizes = tuple(math.prod(shape[axis] for axis in group) for group in groups)
             name = self._reshape(name, sizes)
-            joined = {
+            joined: dict[str, Any] = {
                 key: tuple(attributes[key][group[0]] if group[0] in axes else units[key] for group in groups)
                 for key in units
             }
@@ -419,6 +419,7 @@ class Lowering:
             self.placements(step),
             name=self.name(name or step.path),
             **attributes,
+            zero_point=weights.zero_point,
             **({"activation": step.activation} if "activation" in operator.attributes else {}),
         )
         return LoweredTensor(result, layout)

@@ -28,6 +28,8 @@ class Trainable:
         codes: by path of what is stored, what the file calls its codes, if it has them.
         in_float: grids of results that the file computes in float32 from quantized operands, with the layer that
             computes them.
+        filters: by step, codes and zero point of filters that training does not write.
+        untrainable: why the file's integers can be computed, but not trained, a sentence for each place.
     """
 
     plan: Plan
@@ -35,6 +37,8 @@ class Trainable:
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
     codes: dict[str, str] = field(default_factory=dict)
     in_float: dict[str, str] = field(default_factory=dict)
+    filters: dict[str, tuple[np.ndarray, int]] = field(default_factory=dict)
+    untrainable: list[str] = field(default_factory=list)
 
     def add(self, constants: dict[str, Constant], name: str, values: np.ndarray, trained: bool = True) -> str:
         """The name of a new constant, which is added to those of the plan."""

@@ -38,7 +38,7 @@ from ...kit.device.file_forms import (
     without_wrapping,
 )
 from ...kit.device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
-from ...kit.device.operator import BOOL, FLOAT, Attributes, DeviceOperator, Refusal, in_float, is_wide
+from ...kit.device.operator import BOOL, FLOAT, Attributes, DeviceOperator, Refusal, in_float, is_wide, need
 from ...kit.device.profile import MICRO, REFERENCE, X86
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, PLAIN, RAW, Quantization, Tensor, code_range, dequantize
 from ...kit.display import listed, shortened
@@ -710,6 +710,20 @@ class _Reader:
             check_operator(self.between[-1], {tensor.name: tensor, name: view}, {tensor.name}, RESHAPED)
         return self.reshaped[key]
 
+    def as_real(self, tensor: Tensor) -> Tensor:
+        """Codes of uint8 as the real numbers that they stand for."""
+        if tensor.name not in self.unsigned:
+            return tensor
+        name = f"{tensor.name}#real"
+        real = replace(tensor, name=name, dtype=FLOAT, quantization=INDICES)
+        if tensor.data is not None:
+            return replace(real, data=dequantize(tensor.data, tensor.quantization))
+        if name not in self.used:
+            self.between.append(Operator("DEQUANTIZE", (tensor.name,), (name,), {}, unsigned=True))
+            check_operator(self.between[-1], {tensor.name: tensor, name: real}, {tensor.name}, "DEQUANTIZE")
+            self.used[name] = real
+        return self.used[name]
+
     def with_all_axes(self, pointwise: bool, step: FileOperator) -> tuple[Tensor | None, ...]:
         """The operands with the file's axes, and those that broadcast with all of the result's, as a graph's have.
 
@@ -835,6 +849,8 @@ class _Reader:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
+        if declaration.dequantizes:
+            operands = tuple(map(self.as_real, operands))
         states = names_of([operands[position] for position in declaration.states])
         others = (*step.inputs, *step.outputs, *step.intermediates)
         alone = [tensor for tensor in others if tensor is not None and tensor.variable and not tensor.successor]
@@ -958,6 +974,8 @@ class _Reader:
         operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes, unsigned=unsigned)
         try:
             check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
+            own = declaration.has_own_grid([tensors[name] for name in operator.inputs], outputs[0])
+            need(not own, f"{word} must have its result on the grid {declaration.fixed_grid or 'of its operand'}")
         except (ValueError, TypeError, OverflowError, IndexError) as error:
             raise Unreadable(str(error)) from None
         self.used.update(zip(names, outputs, strict=True))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...kit.device import OPERATORS
-from ...kit.device.operator import FileStep, Refusal
+from ...kit.device.operator import FileStep, Refusal, need
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
 from ...kit.display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
@@ -347,7 +347,9 @@ class _TfliteWriter:
         """The operators of the file for one operator of the graph."""
         tensors = [self.graph.tensors[name] for name in operator.inputs]
         output = self.graph.tensors[operator.outputs[0]]
-        steps = OPERATORS[operator.kind].tflite_steps(tensors, output, operator.attributes)
+        declaration = OPERATORS[operator.kind]
+        need(not declaration.has_own_grid(tensors, output), f"no runtime of .tflite has {output.name!r} on its grid")
+        steps = declaration.tflite_steps(tensors, output, operator.attributes)
         inner_indices: dict[str, int] = {}
         return [self.step(operator, step, output, inner_indices) for step in steps]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -99,7 +100,6 @@ class OnnxRuntime:
         self._graph, self._codes = network.graph, network.codes
         self._inputs, self._outputs = network.model.inputs, network.model.outputs
         self._computed = [name for name in network.codes if name in network.graph.tensors]
-        self.in_uint8 = True
         self._plain = _session(network.model.content)
         wanted = [network.codes[name][0] for name in self._computed]
         with _refusing("the file is damaged"):
@@ -108,6 +108,7 @@ class OnnxRuntime:
         missing = [name for name in self._computed if network.codes[name][0] not in names]
         if missing:
             raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+        self.in_uint8 = _to_uint8(model.graph, onnx)
         returned = {end.name for end in model.graph.output}
         more = [name for name in dict.fromkeys(wanted) if name not in returned]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
@@ -136,10 +137,33 @@ class OnnxRuntime:
         return stored, returned
 
 
+def _to_uint8(graph: Proto, onnx: Proto) -> bool:
+    """Stores int8 codes as uint8, as onnxruntime does on x86 before it looks for integer kernels: all that one reader
+    dequantizes, which the codes as outputs would hide from it. Others stay, and so do their operators, in float32.
+
+    Returns:
+        Whether none stays.
+    """
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(end.name for end in graph.output)
+    makers = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear" and len(node.input) > 2}
+    in_int8 = {name: held.get(node.input[2]) for name, node in makers.items()}
+    in_int8 = {name: zero for name, zero in in_int8.items() if zero and zero.data_type == onnx.TensorProto.INT8}
+    for node in graph.node:
+        codes = node.input[0] if node.op_type == "DequantizeLinear" and len(node.input) > 2 else ""
+        if codes not in in_int8 or readers[codes] > 1 or readers[node.output[0]] > 1:
+            continue
+        shifted = onnx.numpy_helper.to_array(in_int8.pop(codes)).astype(np.int16) + SHIFT
+        graph.initializer.append(onnx.numpy_helper.from_array(shifted.astype(np.uint8), f"{codes}/uint8"))
+        makers[codes].input[2] = node.input[2] = f"{codes}/uint8"
+    return not in_int8
+
+
 def _session(content: bytes) -> Proto:
     runtime = import_deploy("onnxruntime", "onnx")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     with _refusing("onnxruntime rejects the file"):
         return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

@@ -33,7 +33,8 @@ def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[in
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
         if profile.scales_sums_in_float32 and output.dtype == "int8":  # rounds to even after adding the zero point
-            above = 128 if profile.unsigned else 0  # by what the codes lie above a graph's
+            shifted = profile.unsigned and not profile.rounds_as_onnx
+            above = 128 if shifted else 0  # by what the codes lie above a graph's
             highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point + above))) - above)
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))

@@ -49,6 +49,7 @@ class DetectionPostprocess(Floating):
     }
     operands = (3, 3)
     weights = (2,)
+    dequantizes = True
     any_batch = False
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from .arithmetic import Tensors, broadcast_shape, divides_plainly, need_quotients, need_rows
-from .contexts import NetworkContext
+from .contexts import NetworkContext, OnnxWriter
 from .file_forms import InOperand, Option
 from .functions import FUNCTIONS
 from .operator import (
@@ -44,6 +44,7 @@ class Dequantize(DeviceOperator):
     """Codes as the real numbers that they stand for."""
 
     kind = "DEQUANTIZE"
+    as_in_onnx = True
     dtypes = ("int8", "int16")
     changes_dtype = True
     version = 2
@@ -56,6 +57,11 @@ class Dequantize(DeviceOperator):
 
     def results(self, call: Call) -> np.ndarray:
         return real_numbers(call.codes[0], call.inputs[0])
+
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
+        source = writer.graph.tensors[operator.inputs[0]]
+        writer.dequantize(f"{source.name}/codes", source.quantization, f"{output.name}/codes", source.name)
+        writer.node("Identity", [f"{output.name}/codes"], output.name)
 
 
 @register

@@ -115,6 +115,8 @@ class Softmax(Row):
     attributes = {"beta": 1.0}
     in_file = {"beta": Option("beta", float, lambda _, beta: 0.0 if beta is None else beta)}
     fixed_grid = (1 / 256, -128)
+    as_in_onnx = True
+    free_in_onnx = True
     options = "SoftmaxOptions"
     float_kind = "softmax"
 

@@ -23,7 +23,7 @@ from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
 from .real import real_numbers
 from .refusals import Refusal, Unreadable, need
-from .tensor import INDICES, PLAIN, Quantization, Tensor
+from .tensor import INDICES, PLAIN, Quantization, Tensor, per_tensor
 
 if TYPE_CHECKING:
     from .contexts import (
@@ -40,6 +40,8 @@ Fields = Mapping[str, FieldValue]
 FileConstant = tuple[str, np.ndarray | Sequence[int] | Sequence[Sequence[int]]]
 # The dtypes of real numbers, and of conditions.
 FLOAT, BOOL = "float32", "bool"
+# Of operators of a fixed grid whose result is on another one.
+OWN_GRID = "own_grid"
 Shape = tuple[int, ...]
 
 
@@ -192,6 +194,9 @@ class DeviceOperator:
             equality is claimed.
         fixed_grid: (scale, int8 zero point) of the result where the device fixes it, as for LOGISTIC; else None. In
             int16 all of them are 1 / 32768 and 0.
+        free_in_onnx: others' .onnx files have the result on any grid, where devices fix it or take the operand's; in
+            that form it has a name of its own (`OWN_GRID`).
+        dequantizes: LiteRT's kernel takes real numbers, or codes of uint8 for these.
         spatial: the first operand lies as [batch, height, width, channels]; a plan names its `channel_axis`.
         axis_attributes: attributes that hold axes, one or several.
         per_axis_attributes: attributes with one entry for each axis -> the entry of an axis of size 1 that the device
@@ -224,6 +229,7 @@ class DeviceOperator:
             none, or several do.
         as_in_onnx: in ONNX it is the operator of that name between DequantizeLinear and QuantizeLinear, as others write
             it too, and of their files with codes in uint8 none of its results was found to differ.
+        real_in_onnx: others' .onnx files do it with real numbers, where those that are written here do it with codes.
         mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
             say it; with ":ties", where all results that differ lie half way between two codes.
     """
@@ -245,6 +251,8 @@ class DeviceOperator:
     adds: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
+    free_in_onnx: ClassVar[bool] = False
+    dequantizes: ClassVar[bool] = False
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()
     per_axis_attributes: ClassVar[Attributes] = {}
@@ -269,6 +277,7 @@ class DeviceOperator:
     other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
     float_kind: ClassVar[str] = ""
     as_in_onnx: ClassVar[bool] = False
+    real_in_onnx: ClassVar[bool] = False
     mechanisms: ClassVar[Mapping[str, str]] = {}
 
     # --- what it is -------------------------------------------------------------------------------------------------
@@ -328,7 +337,16 @@ class DeviceOperator:
         plain = output.dtype if self.moves_codes else inputs[0].dtype
         if self.takes_plain(plain):
             return f"{self.kind}:{plain}"
+        if self.has_own_grid(inputs, output):
+            return f"{self.kind}:{OWN_GRID}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
+
+    def has_own_grid(self, inputs: Sequence[Tensor], output: Tensor) -> bool:
+        """Whether a result is on a grid that it has in .onnx files alone (`free_in_onnx`)."""
+        if not self.free_in_onnx or output.dtype != "int8":
+            return False
+        grid = inputs[0].quantization if self.fixed_grid is None else per_tensor(*self.fixed_grid)
+        return not grid.equals(output.quantization)
 
     def rows(self, inputs: Sequence[Tensor]) -> int:
         """How many rows its `index_operands` choose from: they must be at least 0 and below."""
@@ -374,6 +392,8 @@ class DeviceOperator:
     def absent_from(self, profile: Profile, name: str, operands: int) -> str:
         """Why the device's runtime does not run it, by the name it was measured as (see `measured_as`) and the number
         of operands; "": it does."""
+        if name.endswith(OWN_GRID) and not profile.rounds_as_onnx:
+            return f"{profile.title} has {self.kind} on the grid {self.fixed_grid or 'of its operand'} alone"
         return lacks(profile, name)
 
     def multiply_accumulates(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, finish, same_padding, window_shape, windows, zero_point_of
+from . import as_onnx
+from .arithmetic import Tensors, centered, finish, same_padding, scale_of, window_shape, windows, zero_point_of
 from .contexts import OnnxWriter
 from .convolution import onnx_window, read_window, window_options
 from .operator import REQUIRED, Attributes, Call, DeviceOperator, Fields, FileOperator, Operator, Shape, need, register
@@ -74,6 +76,8 @@ class AveragePool2D(Pool):
     kind = "AVERAGE_POOL_2D"
     float_kind = "avg_pool"
     averages = True
+    as_in_onnx = True
+    free_in_onnx = True
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         counting = {"over": (0, 0), "count_include_pad": False, "divisor": None}
@@ -127,6 +131,14 @@ class AveragePool2D(Pool):
         return primitives.array(result.astype(np.float32), x)
 
     def integers(self, call: Call) -> np.ndarray:
+        if call.profile.unsigned and call.profile.rounds_as_onnx:
+            source, size = call.inputs[0], call.inputs[0].shape[1:3]
+            if tuple(call.attributes["filter_size"]) == size and call.output.shape[1:3] == (1, 1):
+                total = centered(call.codes[0], source).sum((1, 2), np.int64, keepdims=True)
+                return as_onnx.averaged(total, math.prod(size), source, call.output, call.attributes)
+            means = self.float_results(replace(call, codes=as_onnx.operands(call.codes, call.inputs)))
+            shift = np.float32(zero_point_of(call.output) + as_onnx.SHIFT)
+            return as_onnx.with_zero_point(means / scale_of(call.output) + shift, call.output, call.attributes)
         filter_size = call.attributes["filter_size"]
         total = np.zeros((call.codes[0].shape[0], *call.output.shape[1:]), np.int64)
         for _, _, values in windows(call.codes[0], call.output, filter_size, call.attributes, 0):
@@ -149,6 +161,9 @@ class AveragePool2D(Pool):
         window = onnx_window(
             writer.graph.tensors[source].shape, operator.attributes["filter_size"], operator.attributes
         )
+        if operator.unsigned:
+            writer.computed(operator, output, "AveragePool", writer.operands(operator), count_include_pad=0, **window)
+            return
         grid = per_tensor(1.0, 0, output.dtype)
         counted = writer.dequantize(f"{source}/codes", grid, f"{name}/counted")
         averaged = writer.node("AveragePool", [counted], f"{name}/averaged", count_include_pad=0, **window)

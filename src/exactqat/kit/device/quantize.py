@@ -41,6 +41,7 @@ class Quantize(DeviceOperator):
     pointwise = True
     version = 2
     as_in_onnx = True
+    real_in_onnx = True
     options = "QuantizeOptions"
     dtypes = ("int8", "int16")
     changes_dtype = True

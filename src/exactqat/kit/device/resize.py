@@ -173,6 +173,7 @@ class ResizeBilinear(Resize):
     """Between the four values around a place, in proportion to their distance."""
 
     kind = "RESIZE_BILINEAR"
+    real_in_onnx = True
     modes = {(False, True): "bilinear", (True, False): "bilinear"}
     options = "ResizeBilinearOptions"
 
@@ -247,7 +248,11 @@ class ResizeBilinear(Resize):
 
     def integers(self, call: Call) -> np.ndarray:
         if call.profile.rounds_as_onnx and call.output.dtype == "int8":
-            return self.in_float32(call.codes[0], call.output, call.attributes)
+            if call.profile.unsigned:  # of others' QOperator files, and cut off
+                codes = self.in_float32(replace(call, codes=[call.codes[0].astype(np.float32) - INT8_MIN]))
+                return (np.floor(codes) + INT8_MIN).astype(np.int8)
+            steps = np.rint(self.in_float32(call) * np.float32(1 + 2**-20))
+            return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
         bits = XNNPACK_BITS if call.profile.delegates else BUILT_IN_BITS
         neighbors = self.neighbors if call.profile.delegates else self.built_in_neighbors
         x = call.codes[0].astype(np.int64)
@@ -260,11 +265,14 @@ class ResizeBilinear(Resize):
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
         return np.where(x > 0, magnitude, -magnitude).astype(call.output.dtype)
 
-    def in_float32(self, codes: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
-        """As onnxruntime does, of codes: four products, added one after the other."""
-        axes = [self.distances(codes.shape[axis], output.shape[axis], attributes) for axis in (1, 2)]
+    def float_results(self, call: Call) -> np.ndarray:
+        return self.in_float32(call) if call.profile.rounds_as_onnx else super().float_results(call)
+
+    def in_float32(self, call: Call) -> np.ndarray:
+        """As onnxruntime does, of codes or real numbers: four products, added one after the other."""
+        x, total = call.codes[0].astype(np.float32), np.zeros((), np.float32)
+        axes = [self.distances(x.shape[axis], call.output.shape[axis], call.attributes) for axis in (1, 2)]
         (top, bottom, to_top, to_bottom), (left, right, to_left, to_right) = axes
-        x, total = codes.astype(np.float32), np.zeros((), np.float32)
         to_top, to_bottom = to_top[:, None, None], to_bottom[:, None, None]
         to_left, to_right = to_left[:, None], to_right[:, None]
         for rows, columns, share in (
@@ -274,8 +282,7 @@ class ResizeBilinear(Resize):
             (bottom, right, to_left * to_top),
         ):
             total = total + share * x[:, rows[:, None], columns]
-        steps = np.rint(total * np.float32(1 + 2**-20))
-        return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
+        return np.asarray(total)
 
     @staticmethod
     def distances(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, ...]:

@@ -111,10 +111,12 @@ class Weighted(DeviceOperator):
         output: Quantization | Sequence[Quantization],
         *,
         name: str,
+        zero_point: int | None = None,
         **attributes: Any,
     ) -> str:
-        dtype = bias_dtype(builder.tensor(input))
-        for what, codes, bound in (("filter", filter, 127), ("bias", bias, LARGEST_BIAS[dtype])):
+        """zero_point: of a filter as a file holds it, which may have codes of -128."""
+        dtype, widest = bias_dtype(builder.tensor(input)), 127 if zero_point is None else 128
+        for what, codes, bound in (("filter", filter, widest), ("bias", bias, LARGEST_BIAS[dtype])):
             values = np.asarray(codes, np.float64)
             need(
                 bool(np.all((np.abs(values) <= bound) & (values == np.rint(values)))),
@@ -125,14 +127,14 @@ class Weighted(DeviceOperator):
         axis = self.filter_axis if filter_scale.size > 1 else None
         bias_scale = builder.tensor(input).quantization.scale * filter_scale
         bias_quantization = Quantization(bias_scale, np.zeros(1), None if axis is None else 0)
+        grid = Quantization(filter_scale, np.full(1, zero_point or 0), axis)
         operands = [
             input,
-            builder.constant(
-                f"{name}/filter", np.asarray(filter, np.int8), Quantization(filter_scale, np.zeros(1), axis)
-            ),
+            builder.constant(f"{name}/filter", np.asarray(filter, np.int8), grid),
             builder.bias(f"{name}/bias", np.asarray(bias, dtype), bias_quantization),
         ]
-        return str(builder.operator(self.kind, operands, output, name=name, **attributes))
+        shifted = bool(zero_point)
+        return str(builder.operator(self.kind, operands, output, name=name, unsigned=shifted, **attributes))
 
     def plan_filter(self, codes: np.ndarray) -> np.ndarray:
         """The inverse of `device_filter`."""
@@ -375,7 +377,10 @@ class Weighted(DeviceOperator):
         single = filter.quantization.axis is None
         return [
             writer.dequantized(
-                filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis, True
+                filter,
+                filter.data.transpose(axes).reshape(shape),
+                None if single else channel_axis,
+                not operator.unsigned,
             ),
             writer.dequantized(bias, bias.data, None if single else 0, True),
         ]

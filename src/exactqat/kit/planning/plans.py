@@ -341,14 +341,16 @@ class WeightNumbers:
     """A step's weights on the device.
 
     Attributes:
-        codes: int64, the network's order of axes, -127..127.
+        codes: int64, the network's order of axes, -127..127; with a zero point -128..127.
         scale: float32 [1] (one for the whole weight) or [channels].
         bias: codes as float64 or int64, [channels]; on the device int32, with int16 activations int64.
+        zero_point: of a filter as a file holds it; None: training made it.
     """
 
     codes: np.ndarray
     scale: np.ndarray
     bias: np.ndarray
+    zero_point: int | None = None
 
 
 @dataclass(frozen=True)

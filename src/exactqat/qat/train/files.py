@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from ...deploy.weights_on_grid import Trainable
 from ...kit.device import DEFAULT_PROFILE, OPERATORS, Refusal, profile_named
 from ...kit.device.profile import ONNXRUNTIME_X86
 from ...kit.display import shortened
-from ...kit.planning import FinalActivationWarning, plan, warn_of_plan
+from ...kit.planning import FinalActivationWarning, UnsupportedOperator, plan, warn_of_plan
 from ...kit.planning.callers import users_line
 from ...kit.planning.plans import Numbers, Plan
 from ...kit.planning.rules import Rule, checked_rules
@@ -31,7 +32,7 @@ from ..capture.files import graph as of_graph
 from ..capture.files import onnx as of_onnx
 from .core.engine import Functional
 from .core.trained import TrainedNetwork
-from .onnx_grids import closed, compare_with_onnx, on_its_grids
+from .onnx_grids import as_others_write, closed, compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
 # Functions that a loss usually takes the operand of.
@@ -104,7 +105,7 @@ class OpenedFile:
 
         Raises:
             TypeError: they are given for a file in integers, or it is to leave out the softmax that it ends with.
-            UnsupportedOperator: a part of it cannot run on the device; every such part is named.
+            UnsupportedOperator: a part of it cannot run on the device, or not be trained; every such part is named.
         """
         rules = tuple(checked_rules(rules))
         if self._float is not None:
@@ -114,6 +115,11 @@ class OpenedFile:
         if rules != _DEFAULT_RULES or not deployable:
             word = "deployable" if rules == _DEFAULT_RULES else "rules"
             raise TypeError(f"{word} is not for a Graph in integers: a file says itself on which grids it computes")
+        if self._trainable.untrainable:
+            raise UnsupportedOperator(
+                "the file's integers can be computed, but not be trained as they are:\n"
+                + "\n".join(f"  {number}. {text}" for number, text in enumerate(self._trainable.untrainable, 1))
+            )
         self._check_end(keep_final_activation)
         return self._trainable.plan
 
@@ -170,7 +176,7 @@ class OpenedFile:
         codes = {path: (name, layouts[path]) for path, name in self._trainable.codes.items() if path in layouts}
         outputs = zip(graph.signature.outputs, plan.device_outputs, strict=True)
         in_float = {port.tensor for port, path in outputs if plan.stored(path).grid in self._trainable.in_float}
-        return OnnxNetwork(self.graph, graph, codes, frozenset(in_float))
+        return OnnxNetwork(self.graph, as_others_write(graph, codes), codes, frozenset(in_float))
 
     def _closed(self) -> Plan:
         return closed(self._trainable.plan, self._trainable.in_float, self._numbers)
@@ -178,7 +184,12 @@ class OpenedFile:
     def _numbers(self, plan: Plan) -> Numbers:
         """The numbers that the file's network is frozen to before training."""
         functional = Functional(plan, profile=ONNXRUNTIME_X86.name)
-        return functional.numbers(functional.initial({**self.parameters, **self.buffers}))
+        numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
+        filters = {
+            path: replace(numbers.weights[path], codes=codes, zero_point=zero_point)
+            for path, (codes, zero_point) in self._trainable.filters.items()
+        }
+        return replace(numbers, weights={**numbers.weights, **filters})
 
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from ...deploy.graph import Graph, Operator
 from ...deploy.inspect import need_a_bounded_size
 from ...deploy.lower import Lowering
 from ...deploy.random_inputs import random_codes
@@ -17,9 +18,9 @@ from ...deploy.trainable import lowered_as_planned
 from ...deploy.weights_on_grid import Trainable, weights_on_grid
 from ...kit.device import OPERATORS
 from ...kit.device.activation import on_any_grid
-from ...kit.device.operator import Call, Refusal, need
+from ...kit.device.operator import FLOAT, Attributes, Call, Refusal, need
 from ...kit.device.profile import ONNXRUNTIME_X86
-from ...kit.device.tensor import dequantize, quantize
+from ...kit.device.tensor import INDICES, Tensor, dequantize, quantize
 from ...kit.display import listed
 from ...kit.planning import UnsupportedOperator
 from ...kit.planning.network import Constant
@@ -45,6 +46,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     grids = dict(plan.grids)
     file_grids: dict[str, tuple[float, int]] = {}
     makers = {step.path: step for step in plan.steps}
+    free = {step.path for step in plan.steps if step.kind and OPERATORS[step.kind].free_in_onnx}
     # Functions whose grid devices fix, on another grid.
     looked_up: set[str] = set()
     for value, grid in file.grids.items():
@@ -55,7 +57,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
             problems.append(f"'{name}' is stored on two grids, {_said(file_grids[name])} and {_said(grid)}")
         elif grids[name].fixed not in (None, grid) and name in makers and on_any_grid(makers[name].kind) is not None:
             looked_up.add(name)
-        elif grids[name].fixed not in (None, grid):
+        elif grids[name].fixed not in (None, grid) and name not in free:
             problems.append(f"'{name}' is on the grid {_said(grid)}; devices have {_said(grids[name].fixed)}")
         grids[name] = replace(grids[name], fixed=grid)
         stored_as = planner.stored[value]
@@ -158,6 +160,51 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     return _with_grids(plan, grids)
 
 
+def as_others_write(graph: Graph, stored: Collection[str]) -> Graph:
+    """The device's network of a file with averages on the file's own grids, and with real numbers where onnxruntime has
+    them, between DEQUANTIZE and QUANTIZE.
+
+    stored: results of which the file holds the codes.
+    """
+    tensors, operators, reals, merged = dict(graph.tensors), list[Operator](), dict[str, str](), set[str]()
+
+    def add(kind: str, source: str, result: Tensor, attributes: Attributes) -> str:
+        tensors[result.name] = result
+        operators.append(Operator(kind, (source,), (result.name,), attributes))
+        return result.name
+
+    for operator in graph.operators:
+        declaration, (name, *_), (result, *_) = OPERATORS[operator.kind], operator.inputs, operator.outputs
+        readers = [reader for reader in graph.operators if result in reader.inputs]
+        again = bool(readers) and all(OPERATORS[reader.kind].changes_dtype for reader in readers)
+        again = again and result not in (*stored, *graph.outputs)
+        if declaration.free_in_onnx and declaration.same_quantization:
+            operator = replace(operator, unsigned=True)
+            if again:
+                operators += [replace(operator, outputs=reader.outputs) for reader in readers]
+                merged.update(reader.outputs[0] for reader in readers)
+                continue
+        if result in merged:
+            continue
+        if not declaration.real_in_onnx or not (declaration.changes_dtype or again or result in stored):
+            operators.append(replace(operator, unsigned=operator.unsigned or declaration.real_in_onnx))
+            continue
+        if name not in reals:
+            source = replace(tensors[name], name=f"{name}/real", dtype=FLOAT, quantization=INDICES)
+            reals[name] = add("DEQUANTIZE", name, source, {})
+        real, output = reals[name], tensors[result]
+        if not declaration.changes_dtype:
+            whole = replace(output, name=f"{result}/computed", dtype=FLOAT, quantization=INDICES)
+            real = add(operator.kind, real, whole, operator.attributes)
+        if again:
+            reals[result] = real
+        else:
+            add("QUANTIZE", real, output, {})
+    used = {name for operator in operators for name in (*operator.inputs, *operator.outputs)} | set(graph.inputs)
+    held = {name: tensor for name, tensor in tensors.items() if name in used}
+    return replace(graph, tensors=held, operators=tuple(operators))
+
+
 def _with_grids(plan: Plan, fixed: Mapping[str, tuple[float, int]]) -> Plan:
     return replace(
         plan, grids={**plan.grids, **{name: replace(plan.grids[name], fixed=at) for name, at in fixed.items()}}
@@ -192,7 +239,6 @@ def _step(
     scale, zero_point = file.constant_grids.get(weights.weight, (None, None))
     need(scale is not None and zero_point is not None, "its weight is not quantized in the file")
     assert scale is not None and zero_point is not None
-    need(not np.any(zero_point), "its weight has a zero point other than 0")
     input_grid = grids[step.operands[0]]
     need(input_grid is not None, "its operand is not quantized in the file")
     assert input_grid is not None
@@ -207,11 +253,24 @@ def _step(
     fits = own_scale is None or np.allclose(own_scale, step_of_bias, rtol=1e-5, atol=0)
     need(fits, "its bias is on another scale than input scale * weight scale")
     bias = np.zeros(channels) if weights.bias is None else np.rint(file.parameters[weights.bias] / step_of_bias)
+    reason = _untrainable(codes, zero_point)
+    if reason:
+        need(zero_point.size == 1 or not np.any(zero_point), "its weight has a zero point for each channel")
+        zero = int(zero_point.reshape(-1)[0])
+        network.filters[step.path] = codes + zero, zero
+        network.untrainable.append(f"{step.kind} that makes '{step.path}': {reason}")
     file_weights = weights_on_grid(
-        network, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,
-        scale.size == 1,
+        network, constants, step.path, np.clip(codes, -127, 127), scale, bias, np.float32(input_grid[0]),
+        weights.channel_axis, scale.size == 1,
     )  # fmt: skip
     return replace(step, weights=file_weights)
+
+
+def _untrainable(codes: np.ndarray, zero_point: np.ndarray) -> str:
+    """Why training does not write a filter of these codes, from real 0; "": it does."""
+    if np.any(zero_point):
+        return "its weight has a zero point other than 0"
+    return "its filter has codes of -128, and filters train in -127..127" if codes.min(initial=0) < -127 else ""
 
 
 def _constant(file: FileNetwork, network: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
@@ -263,4 +322,4 @@ def compare_with_onnx(
         )
 
 
-__all__ = ["closed", "compare_with_onnx", "on_its_grids"]
+__all__ = ["as_others_write", "closed", "compare_with_onnx", "on_its_grids"]

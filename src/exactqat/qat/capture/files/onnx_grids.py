@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from .onnx import OnnxReader
 
 DEQUANTIZE = "DequantizeLinear"
+# Steps that join the one before where both are on one grid.
+_CUTS = ("relu", "relu6", "clamp")
+# Steps whose results devices have on their operand's grid.
+_ON_ITS_GRID = (*MOVEMENTS, "max_pool", "avg_pool", "resize")
 
 
 def _grid(c: OnnxReader, *operands: Item | None) -> tuple[float, int]:
@@ -55,6 +60,11 @@ def _quantize(c: OnnxReader, node: Attributes, x: Moving, *grid_of: Item | None)
             operands = [c.items[str(name)] for name in step.inputs]
             on_it = [item if _grid_of(c, item) in (None, grid) else _stored_again(c, item, grid) for item in operands]
             x = c.emit(step.kind, on_it, x.shape, **step.attributes)
+        elif step is not None and step.kind in _CUTS and _is_apart(c, source := c.items[str(step.inputs[0])], grid):
+            cut = (step.kind, (0,), tuple(step.attributes.values()))
+            x = c.emit("composition", [source], x.shape, instructions=(cut,))
+        elif _grid_of(c, x) not in (None, grid):
+            x = _stored_again(c, x, grid)
     c.grids[x.name] = grid
     c.codes.setdefault(x.name, c.outputs[0])
     # No function is known by what it makes of real numbers where codes lie in between.
@@ -62,10 +72,19 @@ def _quantize(c: OnnxReader, node: Attributes, x: Moving, *grid_of: Item | None)
 
 
 def _grid_of(c: OnnxReader, x: Moving) -> tuple[float, int] | None:
-    """Of what was stored, and moved at most since then."""
-    while x.name not in c.grids and x.name in c.made_by and c.made_by[x.name].kind in (*MOVEMENTS, "max_pool"):
+    """Of what was stored, or would be on the same grid."""
+    while x.name not in c.grids and x.name in c.made_by and c.made_by[x.name].kind in _ON_ITS_GRID:
+        if c.made_by[x.name].kind == "avg_pool" and math.prod(map(int, x.shape[2:])) == 1:
+            return None  # a mean, with a grid of its own
         x = c.items[str(c.made_by[x.name].inputs[0])]
     return c.grids.get(x.name)
+
+
+def _is_apart(c: OnnxReader, x: Moving, grid: tuple[float, int]) -> bool:
+    """Whether something is stored on another grid, or is not computed where an activation could join it."""
+    moved = x.name not in c.made_by or c.made_by[x.name].kind in (*_ON_ITS_GRID, "stored_again")
+    own = _grid_of(c, x)
+    return own is not None and (moved or own != grid)
 
 
 def _stored_again(c: OnnxReader, x: Moving, grid: tuple[float, int]) -> Moving:

@@ -62,6 +62,10 @@ def _function(c: OnnxReader, node: Attributes, x: Moving) -> Result:
 
 @handles("HardSigmoid")
 def _hard_sigmoid(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    if c.grids:  # between the file's codes nothing else is stored
+        alpha, beta = float(node["alpha"]), float(node["beta"])
+        line = ("mul", (0, alpha), ()), ("add", (1, beta), ()), ("clamp", (2,), (0.0, 1.0))
+        return c.emit("composition", [x], x.shape, instructions=line)
     line = c.step("add", [c.step("mul", [x, node["alpha"]], x.shape), node["beta"]], x.shape)
     return c.step("clamp", [line], x.shape, min=0.0, max=1.0)
 
