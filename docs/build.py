@@ -100,6 +100,8 @@ TRAINING = {
         "PreparedModel",
         "UnsettledStatisticsWarning",
         "RangesMovedWarning",
+        "UnequalPartsWarning",
+        "WeightsMovedWarning",
         "FinalActivationWarning",
         "MissingData",
     ),  # fmt: skip

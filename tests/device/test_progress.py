@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_a_simulation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(progress, "AWHILE", 0.0)
     deploy.simulate(graph, images(3))
     assert f"[{'#' * progress.BAR}]" in capsys.readouterr().err
+
+
+def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    deploy.simulate(network(), images(20))
+    assert capsys.readouterr().err == ""  # it took a moment only
+    monkeypatch.setattr(progress, "LOG_PAUSE", 0.0)
+    monkeypatch.setattr(progress, "AWHILE", 0.0)
+    deploy.simulate(network(), images(20))
+    lines = capsys.readouterr().err
+    assert re.fullmatch(r"(simulating \S+: \d+%, \d+ s left, \d+ s so far\n){3}", lines) and "100%" in lines
 
 
 def test_a_simulation_of_many_images_takes_the_memory_of_a_few() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -44,6 +45,16 @@ def test_a_part_that_loses_its_signal_is_named(factor: float, bits: int, said: b
         assert notes[0].filename == __file__
 
 
+def assert_said(do: Callable[[], object], words: str) -> None:
+    """A single warning with these words, at the line that calls; none: it does not warn."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        do()
+    notes = [warning for warning in heard if issubclass(warning.category, UnequalPartsWarning)]
+    assert len(notes) == bool(words)
+    assert all(words in str(note.message) and note.filename == __file__ for note in notes)
+
+
 class Joined(torch.nn.Module):
     """Boxes and scores in one tensor."""
 
@@ -66,13 +77,49 @@ def test_a_part_may_be_stored_on_the_grid_of_the_whole(
     torch.manual_seed(0)
     x = torch.randn(16, 3, 4, 4)
     model = qat.prepare(Joined(factor, with_sigmoid), x[:2], qat.Rule(activation_bits=bits))
-    qat.calibrate(model, [x])
-    qat.freeze(model)
+    part = "sigmoid" if with_sigmoid else "score"
+    assert_said(lambda: qat.calibrate(model, [x[:8], x[8:]]), f"{part} in cat" if lost else "")
+    assert_said(lambda: qat.freeze(model), f"{part} in cat" if lost else "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnequalPartsWarning)
         parts = unequal_parts(deploy.lower(model.eval()))
-    assert [part.part for part in parts] == ["sigmoid" if with_sigmoid else "score"] * lost
-    assert all(part.decibels < 20 for part in parts)
+    assert [named.part for named in parts] == [part] * lost
+    assert all(named.decibels < 20 for named in parts)
+
+
+def test_a_calibration_says_what_it_has_seen_itself() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 3, 4, 4)
+    model = qat.prepare(Joined(640, False), x[:2])
+    assert_said(lambda: qat.calibrate(model, [x]), "score in cat")
+    with torch.no_grad():
+        model.get_parameter("score.weight").mul_(640)
+        model.get_parameter("score.bias").mul_(640)
+    assert_said(lambda: qat.calibrate(model, [x], restart=True), "")
+
+
+@pytest.mark.parametrize("factor", [1, 640])
+def test_jax_says_the_same(factor: int) -> None:
+    jax = pytest.importorskip("jax")
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+
+    def network(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+        return jax.numpy.concatenate([factor * jax.nn.relu(x @ weights["box"]), x @ weights["score"]], 1)
+
+    prepared = qat.jax.prepare(network, dict.fromkeys(("box", "score"), np.eye(4, dtype=np.float32)), x[:2])
+    state = prepared.init()
+    assert_said(lambda: prepared.calibrate(*state, [x, x]), "dB left" if factor > 1 else "")
+
+
+@pytest.mark.parametrize("factor", [1, 640])
+def test_keras_says_the_same(factor: int) -> None:
+    keras = pytest.importorskip("keras")
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    inputs = keras.Input((4,))
+    box = keras.layers.Dense(4, activation="relu", kernel_initializer="identity", name="box")(inputs)
+    score = keras.layers.Dense(4, kernel_initializer="identity", name="score")(inputs)
+    model = qat.keras.prepare(keras.Model(inputs, keras.layers.Concatenate(name="both")([factor * box, score])))
+    assert_said(lambda: qat.keras.calibrate(model, [x, x]), "score in both" if factor > 1 else "")
 
 
 @pytest.mark.parametrize(("factor", "lost"), [(1, False), (1 / 640, True)])

@@ -106,8 +106,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     compared = 0
     for precision in PRECISIONS:
         networks = metrics["networks"][precision]
-        assert networks["chosen"] in ("qat_ema", "qat_learned")
-        for method in ("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"):
+        methods = ("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned")
+        assert networks["chosen"] == min(methods, key=lambda method: networks[method]["validation_loss"])
+        for method in methods:
             network = networks[method]
             assert 0 <= network["device_accuracy"] <= 1
             assert network["values_differing"] == 0
@@ -794,6 +795,39 @@ def test_the_smallest_network_that_is_good_enough_is_recommended(
     assert (f"{taken[1]}-bit PTQ is enough here" in sentence) == (untrained_wrong == 2)
     results.float_test_accuracy = 0.01
     assert findings.recommendation(results) == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("costs", "taken"),
+    [
+        ({"w8a8": (900, 50, 7), "w4a8": (900, 40, 9)}, "w4a8"),
+        ({"w8a8": (900, 50, 7), "w4a8": (900, 50, 9)}, "w8a8"),
+        ({"w8a8": (900, 50, 7), "w4a8": (900, 50, 7)}, "w8a8"),  # the best on the validation images, whatever its bits
+        ({"w8a8": (900, 50, 7), "w4a8": (800, 60, 9)}, "w4a8"),
+    ],
+)
+def test_the_fewest_bytes_then_arena_then_work_are_recommended_trained_or_not(
+    costs: dict[str, tuple[int, int, int]], taken: str
+) -> None:
+    labels = np.arange(100)
+    delivered = [
+        SimpleNamespace(
+            precision=name, method=METHODS[0], validation_accuracy=accuracy, device_accuracy=1.0,
+            device_predictions=labels, file_bytes=flash,
+            footprint=SimpleNamespace(arena_bytes=arena, multiply_accumulates=work),
+        )
+        for accuracy, (name, (flash, arena, work)) in zip((0.98, 0.975), costs.items(), strict=True)
+    ]  # fmt: skip
+    results: Any = SimpleNamespace(
+        settings=SimpleNamespace(precisions={name: (int(name[1]), int(name[3])) for name in costs}, device="micro"),
+        dataset=SimpleNamespace(test=SimpleNamespace(labels=torch.from_numpy(labels))),
+        float_test_accuracy=0.98,
+        delivered=delivered,
+        of=lambda precision: delivered,
+    )
+    sentence = findings.recommendation(results)
+    assert sentence.startswith(f"Take {taken}/model.tflite (PTQ, min/max ranges), the smallest")
+    assert f"{taken[1]}-bit PTQ is enough here: training gains nothing" in sentence
 
 
 def test_mistakes_among_many_classes_are_a_table() -> None:

@@ -359,13 +359,82 @@ def test_a_file_decides_its_grids() -> None:
         model(torch.zeros(1, 4), torch.zeros(1, 4))
 
 
+def of_bytes() -> Graph:
+    """A network of inputs 0..255, as converters fold it: scaled by 1/255, and with weights of 1/1000."""
+    rng, builder = np.random.default_rng(0), Builder()
+    x = builder.input("x", (1, 16), per_tensor(1.0, -128))
+    factor = builder.constant("factor", np.full((1, 16), 127, np.int8), per_tensor(1 / 255 / 127, 0))
+    y = builder.mul(x, factor, per_tensor(1 / 255, -128), name="scaled;Rescaling;mul")
+    for name, source, scale, output in (
+        ("first;norm;MatMul", y, [0.02 / 127] * 8, per_tensor(1e-4, 0)),
+        ("beside;norm;MatMul", x, list(rng.uniform(1e-5, 1e-4, 8)), per_tensor(0.02, 0)),
+    ):
+        filters, biases = rng.integers(-127, 128, (8, 16)), rng.integers(-900, 900, 8)
+        y = builder.fully_connected(source, filters, scale, biases, output, name=name)
+    return builder.graph(["first;norm;MatMul", "beside;norm;MatMul"])
+
+
+def test_parameters_of_a_file_are_near_one_and_have_short_names() -> None:
+    model = qat.prepare(of_bytes(), device="micro")
+    sizes = {name: float(parameter.detach().abs().max()) for name, parameter in model.named_parameters()}
+    names = {f"{layer}.{what}" for layer in ("first", "beside") for what in ("weight", "scale", "bias")}
+    assert {name for name in sizes if not name.startswith("quantization.")} == names | {"scaled/operand_1"}
+    assert all(1 / 64 < size < 2 for size in sizes.values())
+    jax = pytest.importorskip("jax")
+    params, _ = qat.jax.prepare_file(of_bytes(), device="micro").init()
+    assert set(params["model"]) == names | {"scaled/operand_1"}
+    assert all(1 / 64 < np.abs(leaf).max() < 2 for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [(torch.optim.SGD, 1e-2), (torch.optim.Adam, 1e-3)])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_small_weights_of_a_file_are_adapted_and_not_replaced(
+    optimizer: type[torch.optim.Optimizer], rate: float, grouped: bool
+) -> None:
+    """Before, a step that suits weights near 1 was larger than theirs."""
+    torch.manual_seed(0)
+    graph = of_bytes()
+    model = qat.prepare(graph, device="micro")
+    x, wanted = torch.randint(0, 256, (64, 16)).float(), torch.randint(0, 8, (64,))
+    trained = optimizer(qat.parameter_groups(model, rate) if grouped else model.parameters(), lr=rate)
+    for _ in range(20):
+        loss = torch.nn.functional.cross_entropy(model(x)["beside;norm;MatMul"], wanted)
+        trained.zero_grad()
+        loss.backward()
+        trained.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", qat.WeightsMovedWarning)
+        qat.freeze(model)
+        after = deploy.lower(model.eval())
+    dense = [[layer for layer in at.operators if layer.kind == "FULLY_CONNECTED"] for at in (graph, after)]
+    codes = [
+        [np.asarray(at.tensors[layer.inputs[1]].data, int) for layer in layers]
+        for at, layers in zip((graph, after), dense, strict=True)
+    ]
+    farthest = [int(np.abs(first - second).max()) for first, second in zip(*codes, strict=True)]
+    assert 0 < max(farthest) < 10
+
+
+def test_weights_that_training_replaces_are_named() -> None:
+    torch.manual_seed(0)
+    model = qat.prepare(of_bytes(), device="micro")
+    optimizer = torch.optim.Adam([model.get_parameter("beside.weight")], 0.3)
+    for frozen in (False, True):
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randint(0, 256, (8, 16)).float())["beside;norm;MatMul"].square().sum().backward()
+            optimizer.step()
+        with pytest.warns(qat.WeightsMovedWarning, match="of 1 of the file's layers.*: beside by .*smaller learning"):
+            deploy.lower(model.eval()) if frozen else qat.freeze(model)
+
+
 def test_a_final_softmax_of_a_file_stays_and_is_named() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))
     model = qat.prepare(network, torch.randn(2, 4), device="micro", keep_final_activation=True)
     qat.calibrate(model, [torch.randn(8, 4)])
     qat.freeze(model)
     graph = deploy.lower(model.eval())
-    with pytest.warns(qat.FinalActivationWarning, match="ends with SOFTMAX.*takes probabilities"):
+    with pytest.warns(qat.FinalActivationWarning, match=r"ends with SOFTMAX.*takes probabilities.*\+ 1 / 512"):
         again = qat.prepare(graph, device="micro")
     with warnings.catch_warnings():
         warnings.simplefilter("error", qat.FinalActivationWarning)
@@ -386,7 +455,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = [(torch.randn(4, *shape), torch.randint(classes[-1], (4,))) for _ in range(3)]
     (tmp_path / "product.tflite").write_bytes((FILES / "convolutions.int8.tflite").read_bytes())
     monkeypatch.chdir(tmp_path)
-    exec(block.replace("lr=1e-4", "lr=1.0"), {"loader": loader})  # so that a few images move codes
+    exec(block.replace("lr=1e-4", "lr=1e-2"), {"loader": loader})  # so that a few images move codes
     repaired = deploy.read_tflite(tmp_path / "repaired.tflite")
     codes = np.random.default_rng(0).integers(-128, 128, (16, *shape)).astype(np.int8)
     (before,), (after,) = (deploy.simulate(version, codes, device="micro").values() for version in (graph, repaired))

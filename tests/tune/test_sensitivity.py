@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from exactqat import deploy, qat, tune  # noqa: E402
 from exactqat.tune.metrics import Data, decibels  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
 from exactqat.tune.precisions import Precisions  # noqa: E402
+from exactqat.tune.sensitivity import PartSensitivity, Sensitivity  # noqa: E402
 from exactqat.tune.variants import Variants  # noqa: E402
 
 DATA = examples(256, 1)
@@ -312,6 +314,21 @@ def test_what_one_example_explains_is_no_cost() -> None:
     assert analysis.ranked()[len(costly)] == noisiest and (noisiest.layer, noisiest.kind) == ("10", "result")
     listed = analysis.text().split("What costs most:")[1]
     assert "10 (result), 35" in listed and "costs 0" not in listed and "points here, are not listed as costs" in listed
+
+
+def test_only_what_costs_is_a_row_and_chance_is_always_said() -> None:
+    def part(layer: str, loss: float, noise: float) -> PartSensitivity:
+        return PartSensitivity(layer, "result", 0.9 - loss, None, None, noise, loss, None, (), chance=0.01)
+
+    def text(*parts: PartSensitivity) -> str:
+        return Sensitivity("micro", 100, 0.9, 0.8, 20.0, parts, 4, 1.0, in_points=True).text()
+
+    listed = text(part("clear", 0.05, 30.0), part("noisy", 0.01, 20.0), part("exact", 0.0, math.inf))
+    rows = [line for line in listed.split("What costs most:\n")[1].splitlines() if re.match(r"\d\. ", line)]
+    assert rows == ["1. clear (result), costs 5 points alone: nothing unusual: its rounding",
+                    "2. noisy (result), 20.0 dB alone: nothing unusual: its rounding"]  # fmt: skip
+    assert "up to 1 points here" in " ".join(text(part("clear", 0.05, 30.0)).split())
+    assert "Nothing costs anything." in text(part("exact", 0.0, math.inf))
 
 
 def test_findings_are_no_conditions() -> None:

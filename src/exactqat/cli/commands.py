@@ -54,9 +54,9 @@ def train(
     """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare every integer with
     the device runtime.
 
-    For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
-    and with learned ranges. The better one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so on;
-    DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
+    For each precision: post-training quantization with two kinds of ranges, then quantization-aware training with EMA
+    ranges and with learned ranges. The best one is delivered as checkpoint.pt and model.tflite in DIR/w8a8/ and so
+    on; DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
     replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
     training, or if a --recipe's mark is missed; 2 if anything else goes wrong.
 

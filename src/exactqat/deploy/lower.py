@@ -20,11 +20,12 @@ from ..kit.device import OPERATORS
 from ..kit.device.arithmetic import same_padding
 from ..kit.device.operator import Attributes, DeviceOperator, Layout, LoweredTensor
 from ..kit.device.tensor import INDICES
+from ..kit.planning.parts import warn_of
 from ..kit.planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes
 from .signature import Port, Signature
-from .unequal import warn_of_unequal_parts
+from .unequal import unequal_parts
 
 # The most axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
 TRANSPOSED_AXES = 5
@@ -57,7 +58,7 @@ def lower(model: Any) -> Graph:
             finite (the message names it).
     """
     graph, _ = lower_with_layouts(model)
-    warn_of_unequal_parts(graph)
+    warn_of(unequal_parts(graph))
     return graph
 
 

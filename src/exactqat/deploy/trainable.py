@@ -30,7 +30,7 @@ from .graph import Graph, Operator
 from .lower import Lowering
 from .random_inputs import random_codes
 from .simulate import simulate
-from .weights_on_grid import Trainable, weights_on_grid
+from .weights_on_grid import Trainable, unit_of, weights_on_grid
 
 
 def trainable(graph: Graph) -> Trainable:
@@ -115,8 +115,9 @@ class Restoring:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
-        """A path for a tensor: dots separate modules in frameworks, so names keep none."""
-        wanted = re.sub(r"[^\w/-]+", "_", name).strip("_/") or "tensor"
+        """A path for a tensor: dots separate modules in frameworks, so names keep none; of what TensorFlow's converter
+        fused, which it calls by all names, the first."""
+        wanted = re.sub(r"[^\w/-]+", "_", name.partition(";")[0]).strip("_/") or "tensor"
         path, number = wanted, 1
         while path in self.taken:
             number += 1
@@ -192,11 +193,12 @@ class Restoring:
         what = f"its constant operand '{tensor.name}'"
         need(tensor.dtype in ("int8", "int16"), f"{what} is {tensor.dtype}, and int8 or int16 can train")
         need(tensor.quantization.scale.size == 1, f"{what} has {tensor.quantization.scale.size} scales, not one")
-        name = self._path(f"{operator.outputs[0]}/operand_{position}")
-        self._grid(name, tensor)
+        name = self._path(f"{operator.outputs[0].partition(';')[0]}/operand_{position}")
         steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
         values = (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32)
-        return self.made.add(self.constants, name, values)
+        name = self.made.add(self.constants, name, values, unit=unit_of(np.abs(values).max(initial=0)))
+        self._grid(name, tensor)
+        return name
 
     def readers(self, name: str) -> list[Operator]:
         """The operators that read a tensor; empty if it is also a result of the network."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 # Called with what has been done, all there is to do, and the seconds that are left.
 Progress = Callable[[float, float, float], None]
 BAR, PAUSE = 24, 0.2
+# Seconds until the first line in a log, which is no terminal, and between lines there.
+LOG_PAUSE = 30.0
 # Seconds after which what usually takes a moment says how far it is.
 AWHILE = 2.0
 
@@ -22,10 +24,11 @@ class Clock:
     """
 
     def __init__(self, title: str, total: float, progress: Progress | bool | None, after: float = 0.0) -> None:
-        """progress: who is informed; True: a line on standard error; None: likewise, if that is a terminal. after:
-        seconds without that line."""
+        """progress: who is informed; True: a line on standard error that is written over; None: likewise on a terminal,
+        and in a log a line from time to time. after: seconds without that line."""
+        self._in_log = progress is None and not (sys.stderr is not None and sys.stderr.isatty())
         if progress is None:
-            progress = sys.stderr is not None and sys.stderr.isatty()
+            progress, after = sys.stderr is not None, max(after, LOG_PAUSE if self._in_log else 0.0)
         self._title, self._total, self._done = title, max(total, 1e-12), 0.0
         self._began, self._shown, self._after = time.monotonic(), 0.0, after
         self._tell: Progress | None = (self._line if progress else None) if isinstance(progress, bool) else progress
@@ -51,9 +54,14 @@ class Clock:
 
     def _line(self, done: float, total: float, left: float) -> None:
         now, finished = time.monotonic(), done >= total * (1 - 1e-9)
-        if now - self._shown < PAUSE and not finished or now - self._began < self._after:
+        pause = LOG_PAUSE if self._in_log else PAUSE
+        if now - self._shown < pause and not finished or now - self._began < self._after:
             return
         self._shown = now
+        if self._in_log:
+            share = f"{done:,.0f} done" if total == math.inf else f"{done / total:.0%}, {_duration(left)} left"
+            print(f"{self._title}: {share}, {_duration(now - self._began)} so far", file=sys.stderr, flush=True)
+            return
         if total == math.inf:
             print(f"\r{self._title}: {done:,.0f} done, {now - self._began:.0f} s", end="", file=sys.stderr, flush=True)
             return

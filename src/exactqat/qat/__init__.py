@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..kit.planning import FinalActivationWarning, UnsupportedOperator
     from ..kit.planning.fitting import RangesMovedWarning
+    from ..kit.planning.moved import WeightsMovedWarning
+    from ..kit.planning.parts import UnequalPartsWarning
     from ..kit.planning.plans import MissingData
     from ..kit.planning.rule_text import load_rules, save_rules
     from ..kit.planning.rules import RangePolicy as RangePolicy
@@ -32,6 +34,8 @@ _ROOMS = {
     ".train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
     "..kit.planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..kit.planning.fitting": ("RangesMovedWarning",),
+    "..kit.planning.moved": ("WeightsMovedWarning",),
+    "..kit.planning.parts": ("UnequalPartsWarning",),
     ".train.core.freezing": ("UnsettledStatisticsWarning",),
     "..kit.planning.plans": ("MissingData",),
     "..kit.planning.rule_text": ("load_rules", "save_rules"),
@@ -59,9 +63,11 @@ __all__ = [
     "PreparedModel",
     "RangesMovedWarning",
     "Rule",
+    "UnequalPartsWarning",
     "UnsettledStatisticsWarning",
     "UnsupportedOperator",
     "UnusedRuleWarning",
+    "WeightsMovedWarning",
     "calibrate",
     "distillation_loss",
     "explain",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -88,6 +89,11 @@ class Origin:
     name: str
     positions: np.ndarray | None
     factor: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether dividing by the factor, a power of two, rounds nothing."""
+        return math.frexp(self.factor)[0] == 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,22 +244,22 @@ class Candidate:
             if value is before or np.array_equal(value, before):
                 continue
             origin = self.origin(name)
-            if origin is None or not (origin.factor == 1 or _of_powers(value, before)):
+            if origin is None or not (origin.exact or _of_powers(value, before)):
                 raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved or scaled")
             if origin.positions is None:
                 changes[origin.name] = value
                 continue
             was, at = other.given[origin.name], origin.positions.reshape(-1)
             users = np.empty(was.size, np.float32)
-            # Powers of two pass through the product; dividing by its factor would round.
-            users[at] = (value if origin.factor == 1 else _ratio(value, before)).reshape(-1)
-            changes[origin.name] = (users if origin.factor == 1 else was.reshape(-1) * users).reshape(was.shape)
+            # Powers of two pass through the product; dividing by another factor would round.
+            users[at] = (value / np.float32(origin.factor) if origin.exact else _ratio(value, before)).reshape(-1)
+            changes[origin.name] = (users if origin.exact else was.reshape(-1) * users).reshape(was.shape)
         return changes
 
     def may_change(self, name: str) -> bool:
-        """Whether a tensor is one of the user's, or one of them with its elements moved."""
+        """Whether a tensor is one of the user's, or one of them with its elements moved or times a power of two."""
         origin = self.origin(name)
-        return origin is not None and origin.factor == 1
+        return origin is not None and origin.exact
 
     def origin(self, name: str) -> Origin | None:
         """The user's tensor that this one is made from by moving elements and multiplying all by one number, so that

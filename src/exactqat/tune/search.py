@@ -120,8 +120,9 @@ class Search(Finding):
 
     def text(self) -> str:
         """A table of at most 80 columns of what was tried and what each trial gained."""
+        chance = self.before.chance(self.after)
         lines = [
-            f"{self._gain()}, {self.reference:.4g} in float",
+            f"{self._gain()}, {self.reference:.4g} in float" + (f" (chance: {chance:.2g})" if chance else ""),
             f"({self.held_out:,} examples held out of {self.held_out + self.fitted:,}; {self.evaluations} evaluations)",
             "",
             f"{'tried':<24}{'fitted':>9}{'held out':>10}{'dB':>7}  {'':<5}",

@@ -121,15 +121,16 @@ class Sensitivity(Finding):
         others = sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
         most = max(8, width - others)
         lines = [*self._head(width), *aligned(((name_in_short(row[0], most), *row[1:]) for row in rows), range(2))]
-        lines += ["", "What costs most:"]
-        for number, part in enumerate(self.worst(), 1):
+        costly = [part for part in self.worst() if self._cost(part)]
+        lines += ["", "What costs most:" if costly else "Nothing costs anything."]
+        for number, part in enumerate(costly, 1):
             why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"
             line = f"{number}. {shortened(part.layer)} ({part.kind}){self._cost(part)}: {why}"
             lines += textwrap.wrap(line, width, subsequent_indent="   ")
-        if any(part.chance and not part.cost for part in self.worst()):
-            within = self._points(max(part.chance for part in self.parts))
+        if chance := max((part.chance for part in self.parts), default=0.0):
             said = (
-                f"Costs within chance, up to {within} here, are not listed as costs: those layers come by their noise."
+                f"Costs within chance, up to {self._points(chance)} here, are not listed as costs: those layers come "
+                "by their noise."
             )
             lines += textwrap.wrap(said, width)
         return "\n".join(lines)
@@ -237,7 +238,7 @@ def sensitivity(
             Single parts have a signal to noise only with ``alone``, so it is needed without a metric.
         higher_is_better: False for losses and errors.
         progress: a function of (done, all, seconds left); True: a line on standard error, which is the default on a
-            terminal.
+            terminal; in a log, the default is a line from time to time.
 
     Raises:
         ValueError: the data does not fit, a measure is unknown, or the metric is not a finite number.

@@ -232,8 +232,8 @@ class Results:
         return [outcome for outcome in self.outcomes if outcome.precision == precision]
 
     def chosen(self, precision: str) -> Outcome:
-        """The delivered network: the one with the lowest validation loss among the trained and the searched ones."""
-        return min((o for o in self.of(precision) if o.method.delivered), key=lambda outcome: outcome.validation_loss)
+        """The delivered network, trained or not: the one with the lowest validation loss."""
+        return min(self.of(precision), key=lambda outcome: outcome.validation_loss)
 
     @property
     def delivered(self) -> list[Outcome]:

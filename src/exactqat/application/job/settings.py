@@ -51,11 +51,6 @@ class Method:
     trained: bool
     searched: bool = False
 
-    @property
-    def delivered(self) -> bool:
-        """Whether a network made this way can be delivered; others are baselines."""
-        return self.trained or self.searched
-
 
 METHODS = (
     Method("ptq_min_max", "PTQ, min/max ranges", "min_max", trained=False),
@@ -269,8 +264,7 @@ class Settings:
             and at most 1, and a temperature, by default 4.
         device: Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with
             XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).
-        ptq: Also search the best post-training quantization on the device's integers; it is delivered if its
-            validation loss is the lowest.
+        ptq: Also search the best post-training quantization on the device's integers.
         seed: Seed for weights, order and changes of the images. The same seed gives the same bits.
     """
 

@@ -117,9 +117,9 @@ def beside_float(results: Results, outcome: Outcome, answers: np.ndarray | None 
 
 
 def recommended(results: Results) -> Outcome:
-    """The delivered network that takes the fewest bytes of flash, then of arena, on the job's device, among those that
-    are as good as the best on the validation images: at most FEWER_BITS_MAY_COST below it there, and not significantly
-    worse on the test images."""
+    """The delivered network that takes the fewest bytes of flash, then of arena, then multiply-adds, on the job's
+    device, among those that are as good as the best on the validation images: at most FEWER_BITS_MAY_COST below it
+    there, and not significantly worse on the test images. Of equal ones the best on the validation images."""
     best = max(results.delivered, key=lambda outcome: outcome.validation_accuracy)
     enough = [
         outcome
@@ -128,11 +128,12 @@ def recommended(results: Results) -> Outcome:
         and not _significantly_worse(results, outcome, best)
     ]
 
-    def size(outcome: Outcome) -> tuple[float, float, int]:
+    def cost(outcome: Outcome) -> tuple[float, ...]:
         arena = getattr(outcome.footprint, "arena_bytes", None) or math.inf  # where it was not measured
-        return outcome.file_bytes, arena, sum(results.settings.precisions[outcome.precision])
+        work = getattr(outcome.footprint, "multiply_accumulates", 0)
+        return outcome.file_bytes, arena, work, -outcome.validation_accuracy
 
-    return min(enough, key=size)
+    return min(enough, key=cost)
 
 
 def _significantly_worse(results: Results, outcome: Outcome, other: Outcome) -> bool:
@@ -152,14 +153,14 @@ def recommendation(results: Results) -> str:
         if len(results.settings.precisions) == 1
         else f"the smallest on the device ({size}) of those that are not significantly worse than the best"
     )
-    rivals = [other for other in results.of(outcome.precision) if not other.method.trained]
-    without, plain = "", ""
-    if rivals and outcome.method.trained:
-        rival = max(rivals, key=lambda other: other.device_accuracy)
+    untrained = [other for other in results.of(outcome.precision) if not other.method.trained]
+    without, enough = "", not outcome.method.trained
+    if untrained and outcome.method.trained:
+        rival = max(untrained, key=lambda other: other.device_accuracy)
         without = f", {rival.method.title} {rival.device_accuracy:.1%}"
-        if not _significantly_worse(results, rival, outcome):
-            bits = results.settings.precisions[outcome.precision][0]
-            plain = f" {bits}-bit PTQ is enough here: training gains nothing that this test shows."
+        enough = not _significantly_worse(results, rival, outcome)
+    bits = results.settings.precisions[outcome.precision][0]
+    plain = f" {bits}-bit PTQ is enough here: training gains nothing that this test shows." if enough else ""
     return (
         f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: an accuracy of "
         f"{outcome.device_accuracy:.1%} on the device (float network {results.float_test_accuracy:.1%}{without})."

@@ -130,6 +130,7 @@ class Weights:
         channel_axis: the weight's axis of output channels.
         range_end: where the learned end of a symmetric range begins, [channels] or rank 0; None: where the weight's
             squared error is least.
+        start: the codes that it begins with, int8, on the grid of `range_end`, if they are a file's; else None.
     """
 
     weight: str
@@ -138,6 +139,7 @@ class Weights:
     rule: Rule
     channel_axis: int = 0
     range_end: np.ndarray | None = field(default=None, compare=False)
+    start: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

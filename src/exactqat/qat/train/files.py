@@ -141,8 +141,8 @@ class OpenedFile:
             )
         warnings.warn(
             f"the file ends with {said}, and the model returns what that gives. A loss that takes logits, such as "
-            "cross entropy, would compute it once more: train with one that takes probabilities. "
-            "keep_final_activation=True says that this is meant",
+            "cross entropy, would compute it once more: train with one that takes probabilities. These are codes, so "
+            "one may be 0: add half a code, as in log(p + 1 / 512). keep_final_activation=True says that this is meant",
             FinalActivationWarning,
             stacklevel=users_line(),
         )

@@ -15,7 +15,7 @@ from ...deploy.lower import Lowering
 from ...deploy.random_inputs import random_codes
 from ...deploy.simulate import simulate
 from ...deploy.trainable import lowered_as_planned
-from ...deploy.weights_on_grid import Trainable, weights_on_grid
+from ...deploy.weights_on_grid import Trainable, unit_of, weights_on_grid
 from ...kit.device import OPERATORS
 from ...kit.device.activation import on_any_grid
 from ...kit.device.operator import FLOAT, Attributes, Call, Refusal, need
@@ -229,16 +229,14 @@ def _step(
         grids: of what is stored.
         constants_grids: of constant operands; new ones are added.
     """
-    for name in step.operands:
-        if name not in grids:
-            _constant(file, network, constants[name], constants_grids)
+    names = [at if at in grids else _constant(file, network, constants, at, constants_grids) for at in step.operands]
+    step = replace(step, operands=tuple(names))
     if step.weights is None:
         return step
     weights = step.weights
     need(weights.batch_norm is None, "its batch norm is not folded")
-    scale, zero_point = file.constant_grids.get(weights.weight, (None, None))
-    need(scale is not None and zero_point is not None, "its weight is not quantized in the file")
-    assert scale is not None and zero_point is not None
+    need(weights.weight in file.constant_grids, "its weight is not quantized in the file")
+    scale, zero_point = file.constant_grids[weights.weight]
     input_grid = grids[step.operands[0]]
     need(input_grid is not None, "its operand is not quantized in the file")
     assert input_grid is not None
@@ -273,18 +271,22 @@ def _untrainable(codes: np.ndarray, zero_point: np.ndarray) -> str:
     return "its filter has codes of -128, and filters train in -127..127" if codes.min(initial=0) < -127 else ""
 
 
-def _constant(file: FileNetwork, network: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
-    """Adds a constant operand and its grid, which is the file's."""
-    name = constant.name
+def _constant(
+    file: FileNetwork, network: Trainable, constants: dict[str, Constant], name: str, grids: dict[str, Grid]
+) -> str:
+    """The name of a constant operand, which is added with its grid, the file's."""
+    constant = constants[name]
     source = constant.sources[0] if len(constant.sources) == 1 else name
-    scale, zero_point = file.constant_grids.get(source, (None, None))
-    need(scale is not None and zero_point is not None, f"its constant operand '{name}' is not quantized in the file")
-    assert scale is not None and zero_point is not None
+    need(source in file.constant_grids, f"its constant operand '{name}' is not quantized in the file")
+    scale, zero_point = file.constant_grids[source]
     need(scale.size == 1, f"its constant operand '{name}' has {scale.size} scales, not one")
     values = file.parameters[source]
     need(values.size == math.prod(constant.shape), f"its constant operand '{name}' is computed from '{source}'")
     network.parameters[source] = values
+    if constant.parameter:
+        name = network.add(constants, name, values, unit=unit_of(np.abs(values).max(initial=0)))
     grids[name] = Grid(name, Rule(), fixed=(float(scale[0]), int(zero_point[0])))
+    return name
 
 
 def compare_with_onnx(

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ....kit.planning.parts import ObservedParts
 from ....kit.planning.plans import refuse_batch
 
 # By position, in a call.
@@ -78,12 +79,15 @@ def checked(batches: Any, is_array: bool, frozen: bool) -> Iterator[Any]:
     return iter(batches)
 
 
-def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], Mapping[str, int]]) -> None:
-    """Shows a calibration's batches to a network's ranges.
+def show(
+    batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], Mapping[str, int]], parts: ObservedParts
+) -> None:
+    """Shows a calibration's batches to a network's ranges, and warns of parts that lose their signal.
 
     Args:
         see: runs the network on a batch.
         seen: by name, how many batches have moved a range so far.
+        parts: what those runs see of them.
 
     Raises:
         ValueError: there is no batch, or one does not move all ranges, as with values that are not finite.
@@ -94,5 +98,7 @@ def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], 
         after = seen()
         refuse_batch(count, (name for name, number in after.items() if number == before[name]))
         before = after
+        parts.end_of_batch(count)
     if count == 0:
         raise ValueError("batches is empty: ranges need at least one batch")
+    parts.warn()

@@ -17,6 +17,7 @@ import numpy as np
 
 from ....kit.device import DEFAULT_PROFILE, OPERATORS
 from ....kit.planning.inputs import require_examples
+from ....kit.planning.moved import warn_of_moved_weights
 from ....kit.planning.plans import Numbers, Plan, PlanStep
 from . import primitives_numpy
 from .accumulators import Accumulators, LayerNumbers, moved_constants
@@ -94,6 +95,7 @@ class Functional(TrainingPlan):
         Raises:
             MissingData: a range has seen no data.
         """
+        warn_of_moved_weights(self.plan, arrays.tensors)
         return all_numbers(in_numpy(self, arrays))
 
     def compute_as(self, profile: str | None) -> None:

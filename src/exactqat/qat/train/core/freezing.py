@@ -12,6 +12,7 @@ import numpy as np
 from ....kit.display import listed, shortened
 from ....kit.planning.callers import users_line
 from ....kit.planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, moved_sentence
+from ....kit.planning.moved import warn_of_moved_weights
 from ....kit.planning.plans import SMALLEST_WIDTH, branch_range, require_finite
 from .arrays import ENDS, Arrays
 from .state import ConstantOperand, in_numpy
@@ -64,6 +65,8 @@ def frozen(functional: TrainingPlan, arrays: Arrays) -> Arrays:
         require_finite(f"the statistics of '{path}'", *statistics)
     functional.require_data(arrays.ranges)
     _warn_of_unsettled(functional, arrays)
+    functional.parts.warn()
+    warn_of_moved_weights(functional.plan, arrays.tensors)
     return settled(functional, arrays)
 
 

@@ -54,7 +54,7 @@ class Step:
     def __init__(self, state: State, step: PlanStep) -> None:
         grid_of = state.functional.grid_of
         self.state, self.primitives = state, state.primitives
-        self.kind, self.attributes = step.kind, attributes_of(step)
+        self.path, self.kind, self.attributes = step.path, step.kind, attributes_of(step)
         self.operator = OPERATORS[step.kind]
         self.activation, self.bounds, self.high = step.activation, step.bounds, step.high
         self.output_quantizer = state.grid(step.grid)
@@ -71,6 +71,8 @@ class Step:
         """What is stored, from the computed operands: the operator in real numbers, fake-quantized."""
         operands = self.operands(features) if self.constants else features
         result = self.compute_real(operands)
+        if self.state.mode.observing:
+            self.state.functional.parts.see(self.path, self.primitives, (result, *features))
         return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
 
     def operands(self, features: Sequence[Array]) -> list[Array]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ....kit.device import DEFAULT_PROFILE, OPERATORS, profile_named
+from ....kit.planning.parts import ObservedParts
 from ....kit.planning.plans import Derived, Grid, Numbers, Plan, PlanStep, require_data
 from .arrays import ENDS, Arrays, Tree, is_learned, weights_of
 from .primitives import Array, FunctionalPrimitives
@@ -41,6 +42,7 @@ class TrainingPlan:
         self.moved: frozenset[str] = frozenset()
         # Layers whose batch norms had seen nothing when the network was prepared.
         self.fresh_norms: frozenset[str] = frozenset()
+        self.parts = ObservedParts(plan)
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {step.path: step.grid for step in plan.inputs} | {step.path: step.grid for step in plan.steps}
         # By the paths of their steps.

@@ -159,17 +159,18 @@ class Prepared:
         if restart:
             params, state = self._trees(params, state, self._functional.forgotten(self._arrays(params, state)))
         mode = Mode(quantizing=False, observing=True)
-        observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
+        parts = self._functional.parts
+        observe = jax.jit(lambda p, s, args, kwargs: (*self._run(p, s, args, kwargs, mode)[1:], parts.last))
         _require_values("calibrate", params, state)
         places = loading.places(self._model.signature, FLAGS)
 
         def see(batch: Tree) -> None:
             nonlocal params, state
             args, kwargs = loading.fitting(batch, self.plan.network.input_tree, places)
-            params, state = observe(params, state, args, kwargs)
+            params, state, parts.last = observe(params, state, args, kwargs)
             _require_values("calibrate", state)
 
-        loading.show(batches, see, lambda: self._functional.batches_seen(state.ranges))
+        loading.show(batches, see, lambda: self._functional.batches_seen(state.ranges), parts)
         return params, replace(state, calibrated=True)
 
     def freeze(self, params: Params, state: State) -> tuple[Params, State]:

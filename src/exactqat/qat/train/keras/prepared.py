@@ -568,7 +568,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Tree], restart: bool = Fal
     try:
         if restart:
             model._assign(functional.forgotten(before), before)
-        loading.show(batches, see, lambda: functional.batches_seen(model._held.variables.ranges))
+        loading.show(batches, see, lambda: functional.batches_seen(model._held.variables.ranges), functional.parts)
     except BaseException:
         # What ranges had seen is not lost.
         model._assign(before)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ....kit.device import DEFAULT_PROFILE, profile_named
-from ....kit.display import shortened, table
+from ....kit.display import table
 from ....kit.planning.callers import users_line
 from ....kit.planning.inputs import require_examples, require_input, require_rows
 from ....kit.planning.plans import ROW_HEADER, Numbers, Plan, PlanStep
@@ -375,9 +375,8 @@ class PreparedModel(Owner):
                     held.fill_(end)
 
     def _batches_seen(self) -> dict[str, int]:
-        """By path, how many batches have moved the range of a tensor."""
-        grids = {path: step.output_quantizer for path, step in self._steps.items() if isinstance(step, Step)}
-        return {shortened(path): int(grid.batches) for path, grid in grids.items() if grid.policy != "fixed"}
+        """By grid, how many batches have moved its range."""
+        return self._core.batches_seen(self._state.ranges)
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
@@ -506,7 +505,6 @@ def freeze(model: PreparedModel) -> None:
     model._set_frozen(True)
 
 
-@torch.no_grad()
 def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = False) -> None:
     """Sets all activation ranges from data; see `exactqat.qat.calibrate`."""
     model = prepared_model(model)
@@ -522,15 +520,14 @@ def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = F
             call(*args, **kwargs)
 
         try:
-            for grid in ranges if restart else ():
-                for end in grid.held():
+            with torch.no_grad(), without_quantization(model, observing=True):
+                for end in [end for grid in ranges for end in grid.held()] if restart else ():
                     end.zero_()
-            with without_quantization(model, observing=True):
-                loading.show(batches, see, model._batches_seen)
+                loading.show(batches, see, model._batches_seen, model._core.parts)
         except BaseException:
             for grid, kept in before:
                 for end, value in zip(grid.held(), kept, strict=True):
-                    end.copy_(value)
+                    end.detach().copy_(value)
             raise
 
 

@@ -206,7 +206,7 @@ def parameter_groups(
         optimizer = torch.optim.AdamW(groups)
 
     Args:
-        lr: learning rate of everything but ranges; 0 or more.
+        lr: learning rate of everything but ranges; 0 or more; in a file's network relative to each layer's weights.
         range_lr: for ranges of results that no pattern matches.
         range_lrs: rates by the path of a layer, or a pattern such as ``"stem.*"``; the first that matches counts, for
             the layer's result and its weight.
