@@ -16,7 +16,7 @@ from . import accuracy, commands  # noqa: F401  they register what they define
 from .options import COMMANDS, Command
 from .terminal import columns, console_of, is_terminal, say
 
-ORDER = ("train", "report", "export", "verify", "inspect", "convert", "gate", "tune", "check", "compare")
+ORDER = ("train", "report", "export", "verify", "inspect", "convert", "identify", "gate", "tune", "check", "compare")
 
 
 class Negative(SystemExit):

@@ -438,6 +438,48 @@ def convert(
     return bool(report)
 
 
+@command("Find a device's arithmetic from outside.")
+def identify(
+    runner: Annotated[str, metavar("COMMAND")],
+    out: Annotated[Path, metavar("DEVICE.json")],
+    onnx: bool = False,
+    operator: list[str] | None = None,
+    codes: Annotated[int, typer.Option(min=1)] = 100_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seconds: Annotated[float, typer.Option(min=0)] = 120.0,
+) -> bool:
+    """Find what a device computes, operator by operator, given only a command that runs a file on it, and write it as
+    a file that other commands take where they take a device's name: --device DEVICE.json.
+
+    Exit status 1 if the arithmetic of an operator stays unexplained, with codes that show it; 2 if anything goes wrong.
+
+    Args:
+        runner: Command that takes three paths after its own words: a .tflite file, an .npz of its inputs' codes by
+            name, with a batch of 1, and the .npz to write with its outputs' codes. If it fails, the device rejects the
+            file.
+        out: Where to write the device; its name is that of the file.
+        onnx: The command runs .onnx files, whose inputs and outputs are real numbers.
+        operator: Name of an operator, such as CONV_2D or CONV_2D:int16; several times for several. By default all.
+        codes: How many codes of each operator are compared at least.
+        seed: Seed of the graphs and codes.
+        seconds: Time limit for the command.
+    """
+    from ..application.job import files
+    from ..deploy.identify import CommandRunner, identify
+
+    files.check_writable(out)
+    file = ".onnx" if onnx else ".tflite"
+    with status_on(console_of(stderr=True), "asking") as status:
+        run = CommandRunner(runner, file, seconds)
+        identification = identify(run, out.stem, file, operator or None, codes, seed, status.update)
+    console = console_of()
+    console.print(str(identification), soft_wrap=True, markup=False)
+    say(console, "Written: ", (str(identification.write(out)), "bold"))
+    if not any(row.hypothesis is not None for row in identification.operators):
+        raise ValueError(f"the command ran none of the files: {identification.operators[0].reason}")
+    return bool(identification)
+
+
 @command("Say whether a model can run on a device.")
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL")],

@@ -22,6 +22,7 @@ from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
 from .formats.tflite import write_tflite
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
+from .identify import Identification, identify
 from .inspect import Inspection, inspect
 from .lower import lower
 from .packing import packed
@@ -45,6 +46,7 @@ __all__ = [
     "ConvertedFilter",
     "Footprint",
     "Graph",
+    "Identification",
     "Inspection",
     "MissingData",
     "NpuFootprint",
@@ -65,6 +67,7 @@ __all__ = [
     "dequantize",
     "device_codes",
     "footprint",
+    "identify",
     "input_codes",
     "inspect",
     "layer_values",

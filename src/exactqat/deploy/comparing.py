@@ -21,11 +21,13 @@ from .comparison import Comparison
 from .formats.read_tflite import FileEnd, TfliteFile, to_file
 from .formats.tflite import with_outputs, with_outputs_at
 from .graph import Graph
-from .runtimes import open_runtime
+from .runtimes import Runtime, open_runtime
 from .runtimes.trial import RuntimeRefusal
-from .simulate import EXACT, simulate, simulate_results
+from .simulate import is_claimed, simulate, simulate_results
 
 Codes = Mapping[str, np.ndarray]
+# Runs a file on a device: from its content and what its inputs hold, by name, to what its outputs hold.
+Run = Callable[[bytes, Codes], Codes]
 
 
 class Opened(Protocol):
@@ -42,8 +44,16 @@ class OpenedTflite:
     single operators. So the model whose outputs are all results runs delegated like the original one.
     """
 
-    def __init__(self, graph: Graph, content: bytes, profile: str | Profile, file: TfliteFile | None = None) -> None:
-        """file: how another writer's file holds the graph; None: by the graph's own names.
+    def __init__(
+        self,
+        graph: Graph,
+        content: bytes,
+        profile: str | Profile,
+        file: TfliteFile | None = None,
+        run: Run | None = None,
+    ) -> None:
+        """file: how another writer's file holds the graph; None: by the graph's own names. run: what runs it, in place
+        of the profile's runtime.
 
         Raises:
             ValueError: the file lacks a tensor of the graph's. RuntimeRefusal: the runtime rejects the file.
@@ -63,7 +73,12 @@ class OpenedTflite:
             self._computed = tuple(name for name in names if name not in own and name in file.positions)
             opened = with_outputs_at(content, [file.positions[name] for name in self._computed])
         inputs, outputs = (tuple(end.name for end in side) for side in (self._inputs, self._outputs))
+        self._plain: Runtime | _ByExample
+        self._whole: Runtime | _ByExample
         in_order = file is not None
+        if run is not None:
+            self._plain, self._whole = _ByExample(content, outputs, run), _ByExample(opened, self._computed, run)
+            return
         self._plain = open_runtime(content, inputs, outputs, profile, in_order)
         self._whole = open_runtime(opened, inputs, self._computed, profile, in_order)
 
@@ -88,6 +103,19 @@ class OpenedTflite:
                     raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
             returned[end.tensor] = codes
         return stored, returned
+
+
+class _ByExample:
+    """A file that is run with a batch of 1."""
+
+    def __init__(self, content: bytes, outputs: Sequence[str], run: Run) -> None:
+        self.content, self.outputs, self.run_file = content, outputs, run
+
+    def run(self, batch: Codes) -> dict[str, np.ndarray]:
+        count = len(next(iter(batch.values())))
+        results = [self.run_file(self.content, {name: codes[at : at + 1] for name, codes in batch.items()})
+                   for at in range(count)]  # fmt: skip
+        return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
 
 def _own(graph: Graph, name: str) -> FileEnd:
@@ -115,7 +143,7 @@ class Comparing:
         where no equality is claimed, too."""
         self.graph, self.profile = graph, profile_named(profile).name
         self.operators = {
-            name: Comparison(name, kind, exact=claims and (kind, self.profile) in EXACT)
+            name: Comparison(name, kind, exact=claims and is_claimed(kind, self.profile))
             for operator in graph.operators
             for kind in (graph.measured_as(operator),)
             for name in operator.outputs
@@ -152,7 +180,7 @@ class Comparing:
         for operator in graph.operators:
             real, row = graph.tensors[operator.outputs[0]].dtype == FLOAT, self.operators[operator.outputs[0]]
             # Real numbers are compared if their equality is claimed, or if all are asked for.
-            if self._all_reals or not real or (row.kind, self.profile) in EXACT or row.name not in device:
+            if self._all_reals or not real or is_claimed(row.kind, self.profile) or row.name not in device:
                 for name, codes in simulate_results(graph, operator, {**stored, **memory}, self.profile).items():
                     if name in memory:
                         memory[name] = codes

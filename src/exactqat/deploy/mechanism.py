@@ -14,7 +14,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from ..kit.device import OPERATORS, Profile
-from ..kit.device.operator import Call
+from ..kit.device.operator import Call, is_wide
 from ..kit.device.profile import MECHANISMS, profile_named
 from .graph import Graph, Operator
 
@@ -51,9 +51,10 @@ def mechanism_of(
     Args:
         values: codes of the operands by tensor name.
     """
-    first, second = profile_named(first), profile_named(second)
     declaration = OPERATORS[operator.kind]
     inputs, outputs = ([graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
+    wide = is_wide(inputs, outputs[0])
+    first, second = (profile_named(device).of(operator.kind, wide) for device in (first, second))
     codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
 
     def computed(profile: Profile) -> tuple[np.ndarray, ...]:

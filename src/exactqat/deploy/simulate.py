@@ -39,10 +39,16 @@ EXACT |= {
 
 def unclaimed(graph: Graph, device: str | Profile) -> tuple[str, ...]:
     """The kinds of operators in a graph whose equality with the device's runtime has not been shown; usually none."""
-    name = profile_named(device).name
+    profile = profile_named(device)
     require_graph(graph)
     kinds = dict.fromkeys(graph.measured_as(operator) for operator in graph.operators)
-    return tuple(kind for kind in kinds if (kind, name) not in EXACT)
+    return tuple(kind for kind in kinds if not is_claimed(kind, profile))
+
+
+def is_claimed(name: str, device: str | Profile) -> bool:
+    """Whether operators of that name (`Graph.measured_as`) were compared with the device, and no code differed."""
+    profile = profile_named(device)
+    return (name, profile.name) in EXACT or name in dict(profile.compared)
 
 
 def simulate(

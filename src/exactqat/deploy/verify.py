@@ -23,7 +23,7 @@ from ..kit.device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86, REFERENCE
 from ..kit.device.tensor import CODE_RANGES, dequantize
 from ..kit.progress import Clock
 from .codes import Intake
-from .comparing import Codes, Comparing, Opened, OpenedTflite
+from .comparing import Codes, Comparing, Opened, OpenedTflite, Run
 from .comparison import Comparison, Report
 from .examples import Data, batches_of, examples_in, unless_file
 from .formats import onnx, tflite
@@ -56,6 +56,7 @@ def verify(
     trained_codes: Mapping[str, np.ndarray] | None = None,
     model: Any = None,
     data: Data = None,
+    run: Run | None = None,
 ) -> Report:
     """Compares the .tflite or .onnx file at `path` with `graph`, integer for integer, and what the device computes with
     what was trained; see `Report`, which is true if everything agrees.
@@ -85,6 +86,9 @@ def verify(
     rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
 
+    run: how a .tflite file runs on a device that is declared by a file (`deploy.identify`): from its content and codes
+    by input, one example at a time, to codes by output. It may be asked for results inside the network.
+
     For a network with variables (`Graph.variables`), the examples are successive calls of one stream.
     """
     if data is None and (x is None or model is not None):
@@ -97,8 +101,8 @@ def verify(
     if graph.variables or not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
     network = model if model is None or hasattr(model, "traced") else model.trained()
-    target = _target(graph, content, Path(path), device)
-    verifying = _Verifying(graph, content, *target, float_values or {}, trained_values or {}, trained_codes)
+    target = _target(graph, content, Path(path), device, run)
+    verifying = _Verifying(graph, content, *target, float_values or {}, trained_values or {}, trained_codes, run)
     if network is None and trained_codes is None and graph.trained_for != verifying.device.name:
         verifying.elsewhere = graph.trained_for
     users = iter(()) if data is None else _users(graph, data, batch_size, network)
@@ -118,17 +122,23 @@ def verify(
     return verifying.report()
 
 
-def _target(graph: Graph, content: bytes, path: Path, device: str | Profile | None) -> tuple[Profile, Profile, bool]:
+def _target(
+    graph: Graph, content: bytes, path: Path, device: str | Profile | None, run: Run | None
+) -> tuple[Profile, Profile, bool]:
     """The device in question, the one whose runtime runs the file, and whether that is claimed to be exact."""
     is_tflite = content[4:8] == tflite.IDENTIFIER
     file = ".tflite" if is_tflite or path.suffix != ".onnx" else ".onnx"
-    if device is not None:
+    if device is not None and run is None:
         named = profile_named(profile_here(device))
         if is_tflite != (named.file == ".tflite") and (is_tflite or path.suffix == ".onnx"):
             kind = "a .tflite" if is_tflite else "an .onnx"
             raise ValueError(f"{named.title} runs {named.file} files, and path is {kind} file: {path.name}")
         return named, named, True
-    own = PROFILES.get(graph.trained_for)
+    own = PROFILES.get(graph.trained_for) if device is None else profile_named(device)
+    if run is not None:
+        if own is None or own.file != ".tflite" or not is_tflite:
+            raise ValueError("run is for .tflite files, and needs the device that it runs them on")
+        return own, own, True
     if file == ".onnx":
         return ONNXRUNTIME_X86, ONNXRUNTIME_X86, ONNXRUNTIME_X86.name in profiles_here(file)
     if own is None or own.file != file:
@@ -174,6 +184,7 @@ class _Verifying:
     float_values: Codes
     trained_values: Codes
     trained_codes: Codes | None
+    run: Run | None = None
     elsewhere: str = ""
     training: dict[str, Comparison] = field(default_factory=dict)
     predictions: dict[str, Comparison] = field(default_factory=dict)
@@ -184,7 +195,7 @@ class _Verifying:
         """The file on its runtime."""
         if self.ran.file == ".onnx":
             return OnnxRuntime(written_network(self.graph, self.content))
-        return OpenedTflite(self.graph, self.content, self.ran)
+        return OpenedTflite(self.graph, self.content, self.ran, run=self.run)
 
     @functools.cached_property
     def comparing(self) -> Comparing:
@@ -247,7 +258,7 @@ class _Verifying:
 
     def tried(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         """The parts, which another process has run before, unless the file is the graph's own."""
-        if self.ran.file == ".onnx" or tflite.is_file_of(self.graph, self.content):
+        if self.run is not None or self.ran.file == ".onnx" or tflite.is_file_of(self.graph, self.content):
             yield from parts
             return
         waiting: list[_Part] = []

@@ -46,6 +46,7 @@ from .operator import (
 )
 from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import ONNXRUNTIME_X86, REFERENCE, Profile
+from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
@@ -68,6 +69,24 @@ class Unary(DeviceOperator):
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
         return within_int8(self.of_codes(CODES.astype(np.int64), source, output, attributes, profile))
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray | None:
+        """By a table of the function itself."""
+        if not arithmetic.table_segments or ("table",) not in self.asks:
+            return None
+        source, output = call.inputs[0], call.output
+        (lowest, highest), (low, high) = code_range(source), code_range(output)
+        width = (highest - lowest + 1) // min(arithmetic.table_segments, highest - lowest + 1)
+        steps = np.arange(lowest, highest + 2, width) - zero_point_of(source)
+        if arithmetic.table_end == "held":
+            steps[-1] = steps[-2]
+        with np.errstate(all="ignore"):
+            x = steps * float(arithmetic.scale(scale_of(source)))
+            real = np.asarray(self.real(NUMPY, [x], call.attributes)) / float(arithmetic.scale(scale_of(output)))
+        entries = round_half_away(np.clip(real, -(2.0**20), 2.0**20)) + zero_point_of(output)
+        entries = np.clip(entries, low, high).astype(np.int64)
+        codes = arithmetic.look_up(call.codes[0].astype(np.int64), entries, lowest, width)
+        return np.clip(codes, low, high).astype(output.dtype)
 
     def integers(self, call: Call) -> np.ndarray:
         compute = self.onnx_table if call.profile.rounds_as_onnx else self.table
@@ -113,6 +132,7 @@ class Tabulated(Unary):
     for every 128th code, with straight lines in between."""
 
     version = 2
+    asks = (("table",),)
     # XNNPACK has a kernel of its own, which rounds to even after it has added the zero point.
     delegated: ClassVar[bool] = False
 
@@ -535,6 +555,15 @@ def ratio_of(source: Tensor, output: Tensor, profile: Profile, factor: float | n
     return float(scale * profile.multiplier_dtype(factor) / result)
 
 
+def stated_pieces(call: Call, arithmetic: Arithmetic, alpha: float) -> np.ndarray:
+    """x, or alpha * x where x is negative."""
+    steps, (low, high) = centered(call.codes[0], call.inputs[0]), code_range(call.output)
+    scale, result, zero_point = scale_of(call.inputs[0]), scale_of(call.output), zero_point_of(call.output)
+    above = arithmetic.rescale(steps, arithmetic.factor([scale], result), zero_point)
+    below = arithmetic.rescale(steps, arithmetic.factor([scale, alpha], result), zero_point) if alpha else 0
+    return np.clip(np.where(steps >= 0, above, below) + zero_point, low, high).astype(call.output.dtype)
+
+
 @register
 class Relu(Unary):
     """max(x, 0), where it cannot be fused into what computes x; the grid can change with it.
@@ -546,6 +575,7 @@ class Relu(Unary):
     kind = "RELU"
     float_kind = "relu"
     floats = True
+    asks = (("rounding",), ("multiplier",))
     dtypes = ("int8", "int16")
     version = 2
     wide_version = 3
@@ -558,6 +588,9 @@ class Relu(Unary):
     ) -> np.ndarray:
         steps = rescaled(codes - zero_point_of(source), ratio_of(source, output, profile))
         return np.maximum(steps, 0) + zero_point_of(output)
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_pieces(call, arithmetic, 0.0)
 
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return as_onnx.moved(CODES, source, output, {"activation": "RELU"})
@@ -578,6 +611,7 @@ class LeakyRelu(Unary):
     as_in_onnx = True
     float_kind = "leaky_relu"
     floats = True
+    asks = (("rounding",), ("multiplier",))
     dtypes = ("int8", "int16")
     attributes = {"alpha": REQUIRED}
     in_file = {"alpha": Option("alpha", float)}
@@ -617,6 +651,9 @@ class LeakyRelu(Unary):
         codes = primitives.floor((steps * primitives.where(steps < 0, factors[1], factors[0]) + 128) / 256)
         fits = (positive >= 2**-8) & (positive <= 2**7) & (negative >= 2**-8) & (negative <= 2**7)
         return primitives.where(fits, codes * grid.scale, self.real(primitives, operands, attributes))
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_pieces(call, arithmetic, float(call.attributes["alpha"]))
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         steps, alpha = centered(CODES, source), np.float32(attributes["alpha"])
@@ -715,6 +752,7 @@ class HardSwish(Unary):
     float_kind = "hardswish"
     floats = True
     purpose = "graphs built by hand: a plan multiplies by a gate, which the runtimes' fast kernels compute"
+    asks = (("table",),)
     pointwise = False  # on ARM it matters which values share a vector
     options = "HardSwishOptions"
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .operator import Attributes, Refusal, Shape, need
+from .operator import Attributes, Call, Refusal, Shape, need
 from .primitives import A, RealPrimitives
 from .profile import Profile
+from .stated_arithmetic import Arithmetic
 from .tensor import Tensor, code_range
 
 Arrays = Sequence[np.ndarray]
@@ -24,9 +25,18 @@ def finish(steps: np.ndarray, output: Tensor, attributes: Attributes, profile: P
     return np.clip(steps + zero_point_of(output), lowest, highest).astype(output.dtype)
 
 
+def stated_codes(call: Call, arithmetic: Arithmetic, whole: np.ndarray, count: int = 1) -> np.ndarray:
+    """Codes from whole numbers in the product of the operands' scales, divided by a count, as a device states it."""
+    factor = arithmetic.factor([scale_of(tensor) for tensor in call.inputs], scale_of(call.output), count)
+    steps = arithmetic.rescale(whole, factor, zero_point_of(call.output))
+    return finish(steps, call.output, call.attributes, call.profile)
+
+
 def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[int, int]:
     """The lowest and highest code that the fused activation and the dtype let through."""
     zero_point, scale = zero_point_of(output), scale_of(output)
+    if profile.arithmetic is not None:
+        scale = np.float32(profile.arithmetic.scale(scale))
     lowest, highest = code_range(output)
     if attributes.get("activation", "NONE") != "NONE":
         lowest = max(lowest, zero_point)

@@ -26,6 +26,7 @@ from .arithmetic import (
     rounding_shift,
     scale_of,
     scales_for,
+    stated_codes,
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter
@@ -46,6 +47,7 @@ from .operator import (
 )
 from .primitives import A, RealPrimitives
 from .profile import REFERENCE, Profile
+from .stated_arithmetic import Arithmetic
 from .tensor import Tensor
 
 # Values that LiteRT's default kernels for int16 add at a time.
@@ -124,6 +126,7 @@ class Add(FusedBinary):
     }
     of_plain = staticmethod(np.add)
     sign: ClassVar[int] = 1
+    asks = (("rounding", "addition"), ("multiplier",))
     # Whether LiteRT has a kernel of vectors.
     in_vectors: ClassVar[bool] = True
 
@@ -181,6 +184,26 @@ class Add(FusedBinary):
                 term.reshape(-1)[:count] = shifted
         last = fixed_point(twice_larger / (2**bits * float(scale)))
         return multiply_fixed_point(terms[0] + self.sign * terms[1], *last)
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        first, second = (centered(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
+        scales, scale, zero_point = (
+            [scale_of(t) for t in call.inputs],
+            scale_of(call.output),
+            zero_point_of(call.output),
+        )
+        if arithmetic.addition == "once":
+            factors = [arithmetic.factor([each], scale) for each in scales]
+            steps = arithmetic.combine([first, self.sign * second], factors, zero_point)
+        else:  # on a grid of twice the larger scale with so many bits more, and from there on the result's
+            bits, twice_larger = 20 if call.output.dtype == "int8" else 15, 2 * max(scales)
+            first, second = (
+                arithmetic.rescale(operand << bits, arithmetic.factor([each], twice_larger))
+                for operand, each in zip((first, second), scales, strict=True)
+            )
+            factor = arithmetic.factor([twice_larger], scale, 2**bits)
+            steps = arithmetic.rescale(first + self.sign * second, factor, zero_point)
+        return finish(steps, call.output, call.attributes, call.profile)
 
     def as_onnx(self, call: Call) -> np.ndarray:
         """By a kernel of onnxruntime's own; it has none for the difference."""
@@ -240,6 +263,12 @@ class Multiply(FusedBinary):
         "rounds_products_half_up:ties": "half up or to even: the products lie exactly half way between two codes, "
         "where XNNPACK rounds up on ARM, and to the even code on x86",
     }
+
+    asks = (("rounding",), ("multiplier",))
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        product = centered(call.codes[0], call.inputs[0]) * centered(call.codes[1], call.inputs[1])
+        return stated_codes(call, arithmetic, product)
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("product", 2.0**-31, 1) if dtypes[-1] == "int16" else ScaleLimits("product", 2.0**-16, 256)
@@ -409,6 +438,10 @@ class Absolute(Unary):
     options = "AbsOptions"
     float_kind = "abs"
     onnx_kind = "Abs"
+    asks = (("rounding",), ("multiplier",))
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_codes(call, arithmetic, np.abs(centered(call.codes[0], call.inputs[0])))
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)

@@ -22,6 +22,7 @@ from .arithmetic import (
     round_half_away,
     scale_of,
     scales_for,
+    stated_codes,
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter, PlanContext
@@ -41,6 +42,7 @@ from .operator import (
 )
 from .primitives import A, RealPrimitives
 from .profile import Profile
+from .stated_arithmetic import Arithmetic
 from .tensor import Tensor
 from .weighted import HIGHEST_MULTIPLIER, Weighted, bias_option, real_multiplier
 
@@ -200,6 +202,7 @@ class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
 
     kind = "BATCH_MATMUL"
+    asks = (("rounding",), ("multiplier",))
     floats = True
     dtypes = ("int8", "int16")
     most_axes = 5
@@ -279,6 +282,14 @@ class BatchMatrixMultiply(DeviceOperator):
                 accumulator, *fixed_point(product_multiplier(call.inputs, call.output, call.profile))
             )
         return finish(steps, call.output, call.attributes, call.profile)
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        first, second = (
+            np.swapaxes(centered(code, tensor), -1, -2) if call.attributes[name] else centered(code, tensor)
+            for code, tensor, name in zip(call.codes, call.inputs, ("adj_x", "adj_y"), strict=True)
+        )
+        sums = (first.astype(np.float64) @ second.astype(np.float64)).astype(np.int64)
+        return stated_codes(call, arithmetic, arithmetic.limited(sums))
 
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         operands = []

@@ -23,6 +23,7 @@ from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
 from .real import real_numbers
 from .refusals import Refusal, Unreadable, need
+from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, PLAIN, Quantization, Tensor, per_tensor
 
 if TYPE_CHECKING:
@@ -232,6 +233,8 @@ class DeviceOperator:
         real_in_onnx: others' .onnx files do it with real numbers, where those that are written here do it with codes.
         mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
             say it; with ":ties", where all results that differ lie half way between two codes.
+        asks: what `stated` asks a device's arithmetic, groups of questions of `hypotheses.GROUPS`: those of one entry
+            show together, and those of the entries before are answered by then.
     """
 
     kind: ClassVar[str]
@@ -279,6 +282,7 @@ class DeviceOperator:
     as_in_onnx: ClassVar[bool] = False
     real_in_onnx: ClassVar[bool] = False
     mechanisms: ClassVar[Mapping[str, str]] = {}
+    asks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -433,6 +437,11 @@ class DeviceOperator:
         """The result of integers without a grid, which wrap."""
         raise NotImplementedError(f"{self.kind} has no form for integers without a grid")
 
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray | None:
+        """As `integers` and `wide_integers`, for a device that states its arithmetic; None: this operator asks nothing
+        of it, and is computed by the kernels that the device is like."""
+        return None
+
     def exact_steps(self, call: Call) -> np.ndarray | None:
         """The result in float64 steps of its grid from real 0, before it is rounded; None where nothing is declared.
 
@@ -452,12 +461,17 @@ class DeviceOperator:
         return attributes
 
     def results(self, call: Call) -> np.ndarray:
-        """`integers`, `wide_integers`, `plain_integers` or `float_results`, by what its activations are stored in."""
+        """`integers`, `wide_integers`, `plain_integers` or `float_results`, by what its activations are stored
+        in; or `stated`."""
         if call.inputs[0].dtype in self.plain:
             return self.plain_integers(call)
         if in_float(call.inputs, call.output):
             with np.errstate(all="ignore"):
                 return self.float_results(call)
+        if call.profile.arithmetic is not None:
+            codes = self.stated(call, call.profile.arithmetic)
+            if codes is not None:
+                return codes
         compute = self.wide_integers if is_wide(call.inputs, call.output) else self.integers
         return compute(call)
 

@@ -16,6 +16,7 @@ from .contexts import OnnxWriter
 from .convolution import onnx_window, read_window, window_options
 from .operator import REQUIRED, Attributes, Call, DeviceOperator, Fields, FileOperator, Operator, Shape, need, register
 from .primitives import A, Array, RealPrimitives, ResultGrid
+from .stated_arithmetic import Arithmetic
 from .tensor import INT16_MIN, Tensor, per_tensor
 
 
@@ -78,6 +79,7 @@ class AveragePool2D(Pool):
     averages = True
     as_in_onnx = True
     free_in_onnx = True
+    asks = (("rounding", "division"), ("multiplier",))
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         counting = {"over": (0, 0), "count_include_pad": False, "divisor": None}
@@ -130,6 +132,21 @@ class AveragePool2D(Pool):
             result = result * inside.reshape([-1 if place == axis else 1 for place in range(len(x.shape))])
         return primitives.array(result.astype(np.float32), x)
 
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        (total, count), zero_point = self.totals(call), zero_point_of(call.output)
+        steps = arithmetic.divide(total - zero_point * count, count, zero_point)
+        return finish(steps, call.output, call.attributes, call.profile)
+
+    @staticmethod
+    def totals(call: Call) -> tuple[np.ndarray, np.ndarray]:
+        """The sum of each window's codes, and how many there are."""
+        filter_size, ones = call.attributes["filter_size"], np.ones_like(call.codes[0][:1, :, :, :1], np.int64)
+        total, count = (
+            sum(values for _, _, values in windows(x, call.output, filter_size, call.attributes, 0))
+            for x in (call.codes[0].astype(np.int64), ones)
+        )
+        return np.asarray(total), np.asarray(count)
+
     def integers(self, call: Call) -> np.ndarray:
         if call.profile.unsigned and call.profile.rounds_as_onnx:
             source, size = call.inputs[0], call.inputs[0].shape[1:3]
@@ -139,12 +156,7 @@ class AveragePool2D(Pool):
             means = self.float_results(replace(call, codes=as_onnx.operands(call.codes, call.inputs)))
             shift = np.float32(zero_point_of(call.output) + as_onnx.SHIFT)
             return as_onnx.with_zero_point(means / scale_of(call.output) + shift, call.output, call.attributes)
-        filter_size = call.attributes["filter_size"]
-        total = np.zeros((call.codes[0].shape[0], *call.output.shape[1:]), np.int64)
-        for _, _, values in windows(call.codes[0], call.output, filter_size, call.attributes, 0):
-            total += values
-        ones = np.ones_like(call.codes[0][:1, :, :, :1], np.int64)
-        count = sum(values for _, _, values in windows(ones, call.output, filter_size, call.attributes, 0))
+        total, count = self.totals(call)
         if call.profile.unsigned:  # codes from 0 on: halves are rounded up
             codes_of_means = (total + 128 * count + count // 2) // count - 128
             return finish(codes_of_means - zero_point_of(call.output), call.output, call.attributes, call.profile)

@@ -21,7 +21,7 @@ ABSENT = _absent()
 
 def lacks(profile: Profile, name: str) -> str:
     """Why a device's runtime does not run an operator of that name; "": it does, or it was never tried."""
-    if (name, profile.name) not in ABSENT:
+    if (name, profile.name) not in ABSENT and name not in profile.absent:
         return ""
     kind, _, dtype = name.partition(":")
     words = (dtype or "int8").replace(":", " with ").replace("_", " ")

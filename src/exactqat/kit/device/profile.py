@@ -3,15 +3,24 @@
 
 An operator never asks for the name of a device. It asks for the property that makes the difference, so a new device is
 one more `declare(Profile(...))` here, and its counts in measured.json once the sweep has compared it with its runtime.
+A user's own device is a file of data, `read_profile`, which names the declared device that it is like and says what
+differs, operator by operator.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+
+from .refusals import need
+from .stated_arithmetic import Arithmetic
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class Profile:
             so that it can be trained for and simulated only.
         machines: the processors it runs on without emulation, as `platform.machine` calls them; empty: on all.
         emulated: `deploy.runtimes.emulation` runs it on other machines.
+        arithmetic: how operators compute that have a `stated` form, instead of as the properties above say; None: all
+            compute as these say.
+        operators: the device as single operators see it, by the name they are measured as ("ADD", "ADD:int16").
+        absent: names of operators that it does not run.
+        compared: names of operators -> how many codes of the device were compared, and none of them differed.
     """
 
     name: str
@@ -88,6 +102,10 @@ class Profile:
     runtime: str = ""
     machines: tuple[str, ...] = ()
     emulated: bool = False
+    arithmetic: Arithmetic | None = None
+    operators: tuple[tuple[str, Profile], ...] = ()
+    absent: tuple[str, ...] = ()
+    compared: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -95,6 +113,11 @@ class Profile:
     def for_unsigned(self) -> Profile:
         """The same device, for an operator whose codes a file holds in uint8: nothing takes them for others then."""
         return replace(self, unsigned=True, sums_as_unsigned=False)
+
+    def of(self, kind: str, wide: bool = False) -> Profile:
+        """The device as operators of that kind see it; wide: whether a tensor of theirs is stored in int16."""
+        name = f"{kind}:int16" if wide else kind
+        return next((profile for known, profile in self.operators if known == name), self)
 
     @property
     def scales_sums_in_float32(self) -> bool:
@@ -168,28 +191,122 @@ def that_run(file: str) -> tuple[str, ...]:
     return tuple(profile.name for profile in PROFILES.values() if profile.file == file)
 
 
+def with_runtimes() -> tuple[Profile, ...]:
+    """The devices that a runtime proves: those of files are like one of them."""
+    return tuple(profile for profile in PROFILES.values() if profile.runtime)
+
+
 def formerly(name: object) -> str:
     """The name of the device that an earlier version called so; "": none was."""
     return next((profile.name for profile in PROFILES.values() if name in profile.former_names), "")
 
 
-def profile_named(profile: str | Profile, argument: str = "device") -> Profile:
-    """The device by its name or an alias, the first one that has it; a `Profile` is returned as it is.
+def profile_named(profile: str | Profile | os.PathLike[str], argument: str = "device") -> Profile:
+    """The device by its name or an alias, the first one that has it; a `Profile` is returned as it is. Of a path, or a
+    name that ends with ".json", the device that this file declares (`read_profile`); from then on its name is known.
 
     Args:
         argument: what messages call it.
 
     Raises:
-        ValueError: there is none of that name.
+        OSError: the file cannot be read.
+        ValueError: there is none of that name, or the file is none of a device.
     """
     if isinstance(profile, Profile):
         return profile
+    if isinstance(profile, os.PathLike) or (isinstance(profile, str) and profile.endswith(".json")):
+        return read_profile(profile)
     if isinstance(profile, str):
         match = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
         if match is not None:
             return match
     now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
     raise ValueError(f"{argument} must be one of {', '.join(known_names())}, got {profile!r}{now}")
+
+
+# --- devices as data -------------------------------------------------------------------------------------------------
+
+# The version of the files, and the names that they may have.
+FILE_VERSION = 1
+_NAMES = ("exactqat_device", "name", "title", "description", "file", "like", "properties", "arithmetic", "operators",
+          "absent", "compared", "unexplained", "identified")  # fmt: skip
+_DTYPES = {"float32": np.float32, "float64": np.float64}
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """The device that a JSON file declares, such as `exactqat identify` writes; it is added to `PROFILES`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is none of a device, or another device has its name.
+    """
+    path = Path(path)
+    try:
+        profile = profile_of_data(json.loads(path.read_bytes()))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not declare a device: {error}") from None
+    if PROFILES.get(profile.name) != profile:
+        declare(profile)
+    return PROFILES[profile.name]
+
+
+def profile_of_data(data: Any) -> Profile:
+    """A device from what its file says: ``exactqat_device`` (1), ``name`` and, by choice, ``title``, ``description``,
+    ``file``; ``like`` (a declared device), ``properties`` (see `MECHANISMS`) and ``arithmetic`` (the fields of
+    `Arithmetic`) of all operators and, under their names in ``operators``, of single ones; ``absent``, ``compared``.
+    What else `identify` writes is for people.
+
+    Raises:
+        ValueError: naming what is wrong and what is allowed.
+    """
+    _need_object(data, "the file", _NAMES)
+    version, name = data.get("exactqat_device"), data.get("name")
+    need(version == FILE_VERSION, f"exactqat_device must be {FILE_VERSION}, the version that is read, got {version!r}")
+    fits = isinstance(name, str) and name == name.strip() != "" and not name.endswith(".json")
+    need(fits, f"name must be a word that does not end with .json, got {name!r}")
+    words = {word: data[word] for word in ("title", "description", "file") if word in data}
+    fits = all(isinstance(text, str) for text in words.values()) and words.get("file", ".onnx") in (".tflite", ".onnx")
+    need(fits, f"title and description must be text, and file .tflite or .onnx, got {words}")
+    own: dict[str, Any] = {"name": name, "title": name, "description": "", "file": ".tflite", **words}
+    own |= {"aliases": (), "former_names": (), "runtime": "", "machines": (), "emulated": False}
+    operators, compared, absent = data.get("operators", {}), data.get("compared", {}), data.get("absent", [])
+    for what, names, kind in (("operators", operators, dict), ("compared", compared, dict), ("absent", absent, list)):
+        fits = isinstance(names, kind) and all(isinstance(entry, str) for entry in names)
+        need(fits, f"{what} must hold names of operators, got {names!r}")
+    fits = all(isinstance(count, int) and count > 0 for count in compared.values())
+    need(fits, f"compared must hold numbers of codes, got {compared}")
+    whole = {word: data[word] for word in ("like", "properties", "arithmetic") if word in data}
+    rows = tuple((kind, replace(_like(data, entry, f"operators: {kind}"), **own)) for kind, entry in operators.items())
+    held: dict[str, Any] = {"operators": rows, "absent": tuple(absent), "compared": tuple(compared.items())}
+    return replace(_like(data, whole, "the file"), **own, **held)
+
+
+def _like(data: Mapping[str, Any], entry: Any, where: str) -> Profile:
+    """A declared device with other properties; what an entry does not say of the device, the whole file does."""
+    _need_object(entry, where, ("like", "properties", "arithmetic"))
+    known, like = [profile.name for profile in with_runtimes()], entry.get("like", data.get("like", REFERENCE.name))
+    need(like in known, f"{where}: like must be one of {', '.join(known)}, got {like!r}")
+    properties, arithmetic = entry.get("properties", {}), entry.get("arithmetic")
+    _need_object(properties, f"{where}: properties", tuple(MECHANISMS))
+    values: dict[str, Any] = {}
+    for name, value in properties.items():
+        is_dtype = name.endswith("_dtype")
+        fits = isinstance(value, str) and value in _DTYPES if is_dtype else isinstance(value, bool)
+        need(fits, f"{where}: {name} must be {' or '.join(_DTYPES) if is_dtype else 'true or false'}, got {value!r}")
+        values[name] = _DTYPES[value] if is_dtype else value
+    if arithmetic is not None:
+        _need_object(arithmetic, f"{where}: arithmetic", None)
+        try:
+            arithmetic = Arithmetic.from_data(arithmetic)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return replace(PROFILES[like], arithmetic=arithmetic, **values)
+
+
+def _need_object(value: Any, where: str, names: tuple[str, ...] | None) -> None:
+    need(isinstance(value, dict), f"{where} must be a JSON object, got {type(value).__name__}")
+    unknown = [] if names is None else sorted(set(value) - set(names))
+    need(not unknown, f"{where} has {', '.join(unknown)}; known are {', '.join(names or ())}")
 
 
 X86 = declare(
@@ -281,6 +398,9 @@ __all__ = [
     "formerly",
     "known_names",
     "profile_named",
+    "profile_of_data",
+    "read_profile",
     "that_run",
     "with_alias",
+    "with_runtimes",
 ]

@@ -17,12 +17,14 @@ from .arithmetic import (
     multiply_fixed_point,
     round_half_away,
     scale_of,
+    stated_codes,
     zero_point_of,
 )
 from .contexts import OnnxWriter
 from .operator import Attributes, Call, DeviceOperator, Operator, ScaleLimits, need, register
 from .primitives import A, RealPrimitives
 from .profile import REFERENCE
+from .stated_arithmetic import Arithmetic
 from .tensor import Tensor, code_range
 
 
@@ -52,6 +54,11 @@ class Quantize(DeviceOperator):
         "optimized": "half to even or away from zero: LiteRT's default kernels multiply by the reciprocal of the scale "
         "and take the even code, the others divide and round away from zero",
     }
+
+    asks = (("rounding",), ("multiplier",))
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_codes(call, arithmetic, centered(call.codes[0], call.inputs[0]))
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         low, high = _exponents(*dtypes)

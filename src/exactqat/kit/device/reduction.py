@@ -23,6 +23,7 @@ from .arithmetic import (
     multiply_wide,
     round_half_away,
     scale_of,
+    stated_codes,
     zero_point_of,
 )
 from .contexts import GraphBuilder, NetworkContext, OnnxWriter
@@ -44,6 +45,7 @@ from .operator import (
 )
 from .primitives import A, RealPrimitives
 from .profile import MICRO, REFERENCE, Profile
+from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
 
@@ -90,6 +92,12 @@ class Reduction(DeviceOperator):
         (writer.result if plain else writer.result_in_graph_order)(operator, output, computed)
 
 
+def stated_reduction(call: Call, arithmetic: Arithmetic, count: int) -> np.ndarray:
+    """The sum of steps times the quotient of scales and count."""
+    axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+    return stated_codes(call, arithmetic, centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep), count)
+
+
 def reduced_count(tensor: Tensor, attributes: Attributes) -> int:
     """How many values make one of the result."""
     return math.prod(tensor.shape[axis] for axis in attributes["axes"])
@@ -120,6 +128,7 @@ class Mean(Reduction):
 
     kind = "MEAN"
     averages = True
+    asks = (("rounding",), ("multiplier",))
     as_in_onnx = True
     float_kind = "mean"
     floats = True
@@ -133,6 +142,9 @@ class Mean(Reduction):
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.mean(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_reduction(call, arithmetic, reduced_count(call.inputs[0], call.attributes))
 
     def integers(self, call: Call) -> np.ndarray:
         count = reduced_count(call.inputs[0], call.attributes)
@@ -185,12 +197,16 @@ class Sum(Reduction):
     float_kind = "sum"
     dtypes = ("int8", "int16")
     plain = ("int32", "int64")
+    asks = (("rounding",), ("multiplier",))
     floats = True
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
 
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.sum(operands[0], attributes["axes"], attributes["keep_dims"])
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        return stated_reduction(call, arithmetic, 1)
 
     def integers(self, call: Call) -> np.ndarray:
         axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])

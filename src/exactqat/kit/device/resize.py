@@ -24,6 +24,7 @@ from .operator import (
 )
 from .primitives import A, Array, RealPrimitives, ResultGrid
 from .profile import REFERENCE, X86, Profile
+from .stated_arithmetic import Arithmetic, divided, rounded
 from .tensor import INT8_MAX, INT8_MIN, Tensor, per_tensor
 
 # XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
@@ -174,6 +175,7 @@ class ResizeBilinear(Resize):
 
     kind = "RESIZE_BILINEAR"
     real_in_onnx = True
+    asks = (("position",),)
     modes = {(False, True): "bilinear", (True, False): "bilinear"}
     options = "ResizeBilinearOptions"
 
@@ -264,6 +266,21 @@ class ResizeBilinear(Resize):
             return ((x + 2 ** (2 * bits - 1)) >> 2 * bits).astype(np.int8)
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
         return np.where(x > 0, magnitude, -magnitude).astype(call.output.dtype)
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        bits, zero = arithmetic.position_bits, int(call.output.quantization.zero_point[0])
+        zero = zero if arithmetic.zero_point == "after" else 0
+        x: np.ndarray = call.codes[0].astype(np.int64) - zero
+        x = x if bits else x.astype(np.float32)
+        for axis in (2, 1):
+            before, after, share = self.positions(x.shape[axis], call.output.shape[axis], call.attributes)
+            share = share if not bits else rounded(share.astype(np.float64) * 2**bits, "half_even").astype(np.int64)
+            share = share.reshape([-1 if position == axis else 1 for position in range(4)])
+            one = 2**bits if bits else np.float32(1)
+            x = x.take(before, axis) * (one - share) + x.take(after, axis) * share
+        rounding = arithmetic.roundings[-1]
+        whole = divided(x, 2 ** (2 * bits), rounding) if bits else rounded(x.astype(np.float64), rounding)
+        return (whole + zero).astype(call.output.dtype)
 
     def float_results(self, call: Call) -> np.ndarray:
         return self.in_float32(call) if call.profile.rounds_as_onnx else super().float_results(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from .arithmetic import (
     activate,
     bounds,
     centered,
+    finish,
     fixed_point,
     multiply_fixed_point,
     multiply_half_up,
@@ -42,6 +43,7 @@ from .operator import (
 from .primitives import NUMPY
 from .profile import Profile
 from .real import real_numbers
+from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
 
 # What filters that hold -128 are measured as.
@@ -89,6 +91,7 @@ class Weighted(DeviceOperator):
     filter_axis: ClassVar[int] = 0
     plan_axis: ClassVar[int] = 0
     reads_long_biases: ClassVar[bool] = False
+    asks = (("rounding",), ("channels",), ("multiplier",), ("accumulator",))
     mechanisms = {
         "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
         "kernels multiply by a 31-bit integer and shift, and round each time",
@@ -261,6 +264,41 @@ class Weighted(DeviceOperator):
         x, filter, bias = (real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
         sums = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), call.output, call.attributes)
         return np.asarray(activate(NUMPY, sums + bias, call.attributes), np.float32)
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray:
+        x, filter, bias = centered(call.codes[0], call.inputs[0]), call.codes[1], call.codes[2].astype(np.int64)
+
+        def sums(x: np.ndarray, filter: np.ndarray) -> np.ndarray:
+            whole = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), call.output, call.attributes)
+            return whole.astype(np.int64)
+
+        in_order, reach = arithmetic.overflow_at == "each", np.abs(filter.astype(np.int64))
+        if in_order and not arithmetic.holds(int((sums(np.abs(x), reach) + np.abs(bias)).max())):
+            products = (sums(part, tap) for part, tap in self._taps(x, filter))
+            total = arithmetic.accumulated(products, np.broadcast_to(bias, sums(x, filter).shape))
+        else:
+            total = arithmetic.limited(sums(x, filter) + bias)
+        filter_scale = call.inputs[1].quantization.scale
+        if arithmetic.channels == "first":
+            filter_scale = filter_scale[:1]
+        factor = arithmetic.factor([scale_of(call.inputs[0]), filter_scale], scale_of(call.output))
+        steps = arithmetic.rescale(total, np.broadcast_to(factor, bias.shape), zero_point_of(call.output))
+        return finish(steps, call.output, call.attributes, call.profile)
+
+    def _taps(self, x: np.ndarray, filter: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Operands whose sums have one product each, in the order of the filter's axes but that of the results."""
+        inner = self.filter_axis != filter.ndim - 1 and x.shape[-1] == filter.shape[-1]
+        sizes = [1 if axis == self.filter_axis or (inner and axis == filter.ndim - 1) else size
+                 for axis, size in enumerate(filter.shape)]  # fmt: skip
+        for tap in np.ndindex(*sizes):
+            at = tuple(
+                slice(None) if size == 1 else slice(place, place + 1) for place, size in zip(tap, sizes, strict=True)
+            )
+            one = np.zeros_like(filter)
+            one[at] = filter[at]
+            for channel in range(filter.shape[-1]) if inner else (None,):
+                cut = slice(None) if channel is None else slice(channel, channel + 1)
+                yield x[..., cut], one[..., cut]
 
     def wide_integers(self, call: Call) -> np.ndarray:
         sums = self.wide_sums(

@@ -13,7 +13,7 @@ import numpy as np
 from ...operators import cpu
 from ..device import OPERATORS, Profile, Tensor, profile_named
 from ..device.blocks import one_thread_for_blas
-from ..device.operator import written
+from ..device.operator import is_wide, written
 from ..device.profile import REFERENCE
 from ..device.tensor import initial_codes
 from .arena import LINE, lifetimes, places
@@ -323,7 +323,9 @@ class Compiled:
 
     def _profile_of(self, step: Step) -> Profile:
         """The profile whose arithmetic computes an operator: the built-in kernels' if delegates leave it to them."""
-        profile = REFERENCE if step.built_in and self.profile.delegates else self.profile
+        tensors = [self._tensors[name] for name in step.inputs]
+        profile = self.profile.of(step.kind, is_wide(tensors, self._tensors[step.outputs[0]]))
+        profile = REFERENCE if step.built_in and profile.delegates else profile
         return profile.for_unsigned() if step.unsigned else profile
 
     def _bound(self, steps: tuple[int, ...], feeds: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:

@@ -98,7 +98,9 @@ def make(
         declaration.check(inputs, output, attributes)
     except Refusal:
         return ()
-    for maker in [MAKERS[declaration.kind]] if declaration.kind in MAKERS else FALLBACKS:
+    # Kernels know the declared devices' arithmetic; what a user's device states, the declaration computes.
+    own = declaration.kind in MAKERS and profile.arithmetic is None
+    for maker in [MAKERS[declaration.kind]] if own else FALLBACKS:
         form = maker(declaration, inputs, output, attributes, profile)
         if form:
             return form

@@ -276,7 +276,9 @@ def layer_steps(
         return p.moveaxis(p.round(on_host(sums) / numbers[1]), axis, last)
 
     exact = _fits(p, p.stop_gradient(codes), bias_code, layer.weight_axis, numbers)
-    rounding = layer.operator.rounding(profile_named(profile))  # type: ignore[attr-defined]
+    device = profile_named(profile).of(layer.operator.kind)
+    exact = exact & (device.arithmetic is None)  # what a user's device states is computed on the host
+    rounding = layer.operator.rounding(device)  # type: ignore[attr-defined]
     dense = p.moveaxis(sums, axis, last)
     return p.moveaxis(p.rounded_sums(dense, scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis)
 

@@ -77,7 +77,8 @@ class DeviceSteps:
         fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
         tensor = Tensor(step.path, (1,), "int8", placements[0])
         # What activation, placement and container let through.
-        ends = [np.array(bounds(tensor, fused, profile_named(self.profile))) - zero_point_of(tensor)]
+        profile = profile_named(self.profile).of(step.kind)
+        ends = [np.array(bounds(tensor, fused, profile)) - zero_point_of(tensor)]
         ends += [np.array((INT8_MIN, INT8_MAX)) - int(placement.zero_point[0]) for placement in placements[1:]]
         lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
         _, zero = self.grids[step.grid]
