@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared model in two processes: what a user is told, what `fully_shard` divides, how often they exchange.
+"""A prepared model in two processes: what a user reads, what `fully_shard` divides, how often they exchange.
 
 How close two processes come to one is in `test_distributed`.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def steps(model: nn.Module, called: nn.Module, count: int = 2) -> None:
         optimizer.step()
 
 
-def told(function: Any) -> list[str]:
+def messages_of(function: Any) -> list[str]:
     """What a user reads: warnings about several processes, or the error."""
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
@@ -100,18 +101,18 @@ def told(function: Any) -> list[str]:
 
 def unsynchronized() -> dict[str, list[str]]:
     model = prepared()
-    calibration = told(lambda: qat.calibrate(model, [examples(0)]))
+    calibration = messages_of(lambda: qat.calibrate(model, [examples(0)]))
     replica = DistributedDataParallel(model, broadcast_buffers=False)
-    training = told(lambda: steps(model, replica))
+    training = messages_of(lambda: steps(model, replica))
     again = prepared()
     qat.calibrate(again, [examples(0)])
     with synchronized(again):
-        inside = told(lambda: steps(again, DistributedDataParallel(again, broadcast_buffers=False)))
+        inside = messages_of(lambda: steps(again, DistributedDataParallel(again, broadcast_buffers=False)))
     return {"calibration": calibration, "training": training, "synchronized": inside}
 
 
 def frozen_in_the_same_wrapper(find_unused_parameters: bool) -> tuple[list[str], bool]:
-    """What is told, and whether the learned ranges stay."""
+    """What a user reads, and whether the learned ranges stay."""
     model = prepared("learned")
     with synchronized(model):
         qat.calibrate(model, [examples(0)])
@@ -120,7 +121,7 @@ def frozen_in_the_same_wrapper(find_unused_parameters: bool) -> tuple[list[str],
         steps(model, replica)
         qat.freeze(model)
         before = [end.clone() for end in model.range_parameters()]
-        words = told(lambda: steps(model, replica))
+        words = messages_of(lambda: steps(model, replica))
         return words, all(map(torch.equal, before, model.range_parameters()))
 
 
@@ -148,7 +149,7 @@ def whole_flow(ranges: str, wrapper: str, path: Path) -> dict[str, Any]:
             called.eval()(examples(9))
         words = []
         if wrapper == "fully_shard around it":
-            words = told(lambda: qat.freeze(model))
+            words = messages_of(lambda: qat.freeze(model))
             called.reshard()
         qat.freeze(model)
         steps(model, wrapped(model, wrapper) if wrapper == "DistributedDataParallel" else called)
@@ -159,18 +160,18 @@ def whole_flow(ranges: str, wrapper: str, path: Path) -> dict[str, Any]:
     stored = {name: value for name, (_, value) in model.stored_tensors(examples(9)).items()}
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     state = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
-    return {"file": path.read_bytes(), "answers": answers, "stored": stored, "state": state, "told": words}
+    return {"file": path.read_bytes(), "answers": answers, "stored": stored, "state": state, "messages": words}
 
 
 def not_divided() -> list[list[str]]:
-    """What is told of an inner module, and of a checkpoint that only the first process would write."""
+    """What a user reads of an inner module, and of a checkpoint that only the first process would write."""
     from torch.distributed.fsdp import fully_shard
 
     model = prepared()
-    inner = told(lambda: fully_shard(model.get_submodule("0.0")))
+    inner = messages_of(lambda: fully_shard(model.get_submodule("0.0")))
     wrapped(model, "fully_shard")
     checkpoint = Checkpoint(Gate((examples(0).numpy(), np.zeros(8, np.int64))))
-    return [inner, told(lambda: checkpoint._score(model, 0, dist.get_rank() == 0, lambda value: value))]
+    return [inner, messages_of(lambda: checkpoint._score(model, 0, dist.get_rank() == 0, lambda value: value))]
 
 
 def exchanges() -> tuple[int, int]:
@@ -256,7 +257,7 @@ def test_a_wrapper_from_before_freeze_is_refused_where_ranges_were_learned(ranks
 @pytest.mark.parametrize("ranges", POLICIES)
 def test_fully_shard_has_the_bits_of_distributed_data_parallel(ranks: list[dict[str, Any]], ranges: str) -> None:
     expected = ranks[0][f"{ranges} DistributedDataParallel"]
-    assert expected["told"] == []
+    assert expected["messages"] == []
     for results in ranks:
         for wrapper in WRAPPERS:
             result = results[f"{ranges} {wrapper}"]
@@ -265,7 +266,7 @@ def test_fully_shard_has_the_bits_of_distributed_data_parallel(ranks: list[dict[
             for values in ("stored", "state"):
                 assert result[values].keys() == expected[values].keys()
                 assert all(torch.equal(value, expected[values][name]) for name, value in result[values].items())
-        (sentence,) = results[f"{ranges} fully_shard around it"]["told"]
+        (sentence,) = results[f"{ranges} fully_shard around it"]["messages"]
         assert "call reshard() of that module first" in sentence
     # What is divided is loaded by a model in one process.
     model = prepared(ranges)
@@ -285,6 +286,18 @@ def test_a_batch_norm_exchanges_once_forward_and_once_backward(ranks: list[dict[
     # MobileNetV2 has 52 batch norms, whose exchanges bring the ranges of their layers, and 12 other ranges: of the
     # input, of ten sums and of the answers.
     assert [results["exchanges"] for results in ranks] == [(52 + 12, 52 + 12 + 52)] * COUNT
+
+
+@pytest.mark.parametrize("ranges", POLICIES)
+def test_one_process_trains_in_the_context_as_outside(ranges: str) -> None:
+    states = []
+    for inside in (True, False):
+        model = prepared(ranges)
+        with synchronized(model) if inside else nullcontext():
+            qat.calibrate(model, [examples(0)])
+            steps(model, model)
+        states.append({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_sync_batch_norm_says_what_happens_to_it() -> None:

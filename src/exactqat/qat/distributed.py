@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from .train.torch import layers
-from .train.torch.collectives import normalized
+from .train.torch.collectives import normalized, several_processes
 from .train.torch.layers import batch_norm_tensors, share_of_batch
 from .train.torch.prepared import PreparedModel
 from .train.torch.tree import Kept
@@ -28,7 +28,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
 
     Enter it in every process, before the model is wrapped in ``DistributedDataParallel(..., broadcast_buffers=False)``
     (the buffers are equal everywhere, so there is nothing to broadcast). All processes must then train in step.
-    Evaluation needs no other process.
+    Evaluation needs no other process. One process alone trains as it would outside of the context.
 
     A learned range starts from calibration, where each process has to see the same batches.
 
@@ -42,7 +42,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
         raise ValueError("track_running_stats must be True: inference uses the running statistics")
     kinds = [type(norm) for norm in norms]
     for state in states:
-        state.synchronized = True
+        state.together = True
     for norm in norms:
         # Only the class is swapped: parameters, hooks and the place in the model stay as they are.
         norm.__class__ = CrossReplicaBatchNorm2d if isinstance(norm, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
@@ -50,7 +50,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for state in states:
-            state.synchronized = False
+            state.together = False
         for norm, kind in zip(norms, kinds, strict=True):
             norm.__class__ = kind
 
@@ -65,9 +65,10 @@ class CrossReplica(nn.modules.batchnorm._NormBase):
     def forward(self, features: Tensor) -> Tensor:
         self._check_input_dim(features)
         tensors = batch_norm_tensors(self)
-        if not self.training:
-            return layers.normalized(features, tensors, self.eps, False, None)
-        return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))[0]
+        share = share_of_batch(tensors, self.momentum) if self.training else None
+        if self.training and several_processes():
+            return normalized(features, tensors, self.eps, share)[0]
+        return layers.normalized(features, tensors, self.eps, self.training, share)
 
 
 # Classes with names, so that a module can be pickled meanwhile.

@@ -185,7 +185,7 @@ class PreparedModel(Owner):
         if not self._frozen:
             if caller is not None and not caller.find_unused_parameters:
                 state.callers.add(caller)
-            if not (state.warned or state.synchronized) and state.of_all_processes:
+            if not (state.warned or state.together) and state.of_all_processes:
                 state.warned = any(norm.training for norm in state.norms.values())
                 state.warned |= any(grid.observes for grid in state.grids().values())
                 if state.warned:

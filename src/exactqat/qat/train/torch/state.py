@@ -397,7 +397,7 @@ class ModuleState(State):
         mode: of the current call.
         sources: what returns the tensors and constants that steps read, by name.
         trained_ranges: what holds learned ranges, by the names of `learned`.
-        synchronized: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
+        together: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
         of_all_processes: whether they must be; off if each process runs on the same data.
         warned: whether it was said that they are not.
         callers: each DistributedDataParallel that has called the model before `freeze` and waits for all gradients.
@@ -423,7 +423,7 @@ class ModuleState(State):
         self._places, self._given, self._paths = places, tensors, dict[int, str]()
         self.sources: dict[str, Source] = {}
         self.trained_ranges: dict[str, HeldRange] = {}
-        self.synchronized, self.of_all_processes, self.warned = False, True, False
+        self.together, self.of_all_processes, self.warned = False, True, False
         self.callers: WeakSet[nn.Module] = WeakSet()
         for name, grid in functional.grids.items():
             held = self.range_at(f"{name}.output_quantizer")
@@ -556,6 +556,11 @@ class ModuleState(State):
         """Those of batch norms, which may be others now than the plan's."""
         self.functional.epsilons = {norm.norm.mean: norm.epsilon for norm in self.norms.values()}
         return np.array(list(self.functional.epsilons.values()))
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this process exchanges ranges and statistics with others."""
+        return self.together and collectives.several_processes()
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:
