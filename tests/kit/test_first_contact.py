@@ -741,7 +741,13 @@ def slow() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_what_takes_long_says_so(impatient: None, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_takes_long_says_so_on_a_terminal(
+    impatient: None, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
     root, handlers = logging.getLogger(), list(logging.getLogger().handlers)
     try:
         for handler in handlers:  # pytest's own
@@ -750,8 +756,9 @@ def test_what_takes_long_says_so(impatient: None, capfd: pytest.CaptureFixture[s
     finally:
         for handler in handlers:
             root.addHandler(handler)
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("exactqat: ")]
-    assert lines and re.match(r"exactqat: prepare reads the model: \d+ s so far", lines[0])
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("exactqat: ")]
+    assert bool(lines) == terminal
+    assert not lines or re.match(r"exactqat: prepare reads the model: \d+ s so far", lines[0])
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A line from time to time where something takes long.
 
-It goes to the logger "exactqat" as information where a program has set up logging, otherwise to standard error.
+It goes to the logger "exactqat" as information where a program has set up logging, otherwise to standard error if that
+is a terminal.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def at_work(what: str) -> Iterator[None]:
             line = f"{what}: {time.monotonic() - began:.0f} s so far"
             if _LOGGER.hasHandlers():
                 _LOGGER.info(line)
-            elif stream is not None:
+            elif stream is not None and stream.isatty():
                 print(f"exactqat: {line}", file=stream, flush=True)
 
     thread = threading.Thread(target=speak, daemon=True, name="exactqat progress")
