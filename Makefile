@@ -57,7 +57,8 @@ $(VENV)/.job: $(VENV)/.created $(BUILT)
 	touch $@
 
 demo: $(VENV)/.job
-	$(BIN)/exactqat train --data glyphs --epochs-float 40 --epochs-qat 30 --out $(OUT) --restart
+	mkdir -p build && $(BIN)/python examples/glyphs.py build/glyphs.npz
+	$(BIN)/exactqat train --data build/glyphs.npz --epochs-float 40 --epochs-qat 30 --out $(OUT) --restart
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
 # thread of a loop leaves the core to the other process meanwhile. Compiled tests are kept for the next run.

@@ -35,6 +35,16 @@ def network(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
     return register
 
 
+def autoencoder(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Dense layers down to eight numbers and up again, as in MLPerf Tiny's anomaly detection: shape (640,), and 640 in
+    place of `classes` to reconstruct it."""
+    sizes = [math.prod(shape), 128, 128, 128, 128, 8, 128, 128, 128, 128]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for size, following in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(128, classes))
+
+
 def conv_bn(
     c_in: int, c_out: int, k: int = 3, s: int = 1, act: nn.Module | None = None, groups: int = 1
 ) -> nn.Sequential:

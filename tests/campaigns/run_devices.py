@@ -43,7 +43,7 @@ def graph_of(name: str, bits: tuple[int, int] = (8, 8), per_channel: bool = True
     """A network of exactqat's own with random weights and statistics, lowered."""
     shape, classes = MLPERF_TINY.get(name, ((3, 32, 32), 10))
     torch.manual_seed(0)
-    model = network(name, shape, classes)
+    model = network("plain_networks:autoencoder" if name == "autoencoder" else name, shape, classes)
     x = torch.randn(8, *shape)
     rules = [qat.Rule("*", weight_bits=bits[0], activation_bits=bits[1], per_channel=per_channel)]
     prepared = qat.prepare(model, x, rules)

@@ -218,7 +218,8 @@ def test_networks(name: str, tmp_path: Path) -> None:
         batch = torch.randn(16, *example.shape[1:])
     else:
         batch = torch.randn(16, *NETWORKS[name])
-        network = models.network(name, NETWORKS[name], 5)
+        known = name in models.NETWORKS
+        network = models.network(name if known else f"plain_networks:{name}", NETWORKS[name], 5)
     for norm in network.modules():
         if isinstance(norm, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d):
             norm.momentum = None

@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat, tune  # noqa: E402
-from exactqat.application.job import beside, data, pipeline, restored  # noqa: E402
+from exactqat.application.job import data, pipeline, restored  # noqa: E402
 from exactqat.application.job.results import Results  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import findings, metrics  # noqa: E402
@@ -93,9 +93,10 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, Results], call:
     assert f"--weights {out}/float/checkpoint.pt --epochs-float 0 --device {NOW} --out {out}-{NOW}\n" in output
     # The same from the user's side: the file itself, on both runtimes.
     graph, _ = restored.restore_graph(out / "w4a4" / "checkpoint.pt")
-    codes, content = beside.input_codes(graph, data.load("digits")), (out / "w4a4" / "model.tflite").read_bytes()
+    codes = deploy.input_codes(graph, data.load("digits").test.images.numpy())
+    content = (out / "w4a4" / "model.tflite").read_bytes()
     answers = [
-        next(iter(runtime.run({graph.inputs[0]: codes}).values()))
+        next(iter(runtime.run(codes).values()))
         for runtime in (deploy_runtime(content, graph, device) for device in (FORMER, NOW))
     ]
     assert int((answers[0] != answers[1]).sum()) == int(count.replace(",", ""))
@@ -127,7 +128,7 @@ def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) 
     assert metrics["device"] == metrics["ran_as"] == FORMER
     graph, _ = restored.restore_graph(out / "w4a4" / "checkpoint.pt")
     assert graph.trained_for == FORMER
-    codes = beside.input_codes(graph, results.dataset)
+    codes = deploy.input_codes(graph, results.dataset.test.images.numpy())
     (trained,) = deploy.simulate(graph, codes, FORMER).values()
     labels = results.dataset.test.labels.numpy()
     assert list(network["devices"]) == list(that_run(".tflite"))
@@ -219,7 +220,7 @@ def test_a_device_without_its_runtime_is_said(
     """Trained for a device that this machine does not have: what ran is named as what it was."""
     _, results = job
     here = [name for name in profiles_here() if name != "micro"]
-    monkeypatch.setattr(beside, "profiles_here", lambda: tuple(here))
+    monkeypatch.setattr(sys.modules["exactqat.deploy.verify"], "profiles_here", lambda *file: tuple(here))
     others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset, keep_going=True)
     outcome = others.outcomes[-1].report
     assert outcome is not None and (outcome.profile, outcome.ran_as, outcome.trained_for) == (

@@ -18,7 +18,11 @@ import pytest
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from exactqat.application.job import data, glyphs, images  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import glyphs  # noqa: E402
+
+from exactqat.application.job import data, images  # noqa: E402
 
 
 def picture(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
@@ -355,8 +359,10 @@ def test_rendered_letters_are_the_same_every_time_and_fill_their_images() -> Non
     assert distances.min() > 3
 
 
-def test_glyphs_are_data_of_a_job() -> None:
-    dataset = data.load("glyphs", 12)
+def test_glyphs_are_data_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "glyphs.npz"
+    subprocess.run([sys.executable, glyphs.__file__, path], check=True)
+    dataset = data.load(str(path), 12)
     assert dataset.class_names == tuple(glyphs.LETTERS) and dataset.value_range == (0.0, 1.0)
     assert dataset.train.images.shape[1:] == (1, 12, 12)
     assert len(dataset.train) + len(dataset.validation) + len(dataset.test) == 26 * 16 * glyphs.RENDERINGS

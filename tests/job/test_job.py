@@ -34,8 +34,8 @@ from matplotlib.figure import Figure  # noqa: E402
 from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-from exactqat import cli  # noqa: E402
-from exactqat.application.job import augmentation, beside, data, files, pipeline, restored, training  # noqa: E402
+from exactqat import cli, deploy  # noqa: E402
+from exactqat.application.job import augmentation, data, files, pipeline, restored, training  # noqa: E402
 from exactqat.application.job.models import NETWORKS  # noqa: E402
 from exactqat.application.job.results import Compared  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
@@ -150,10 +150,10 @@ def test_the_report_shows_mistakes_classes_and_parts(
     page, metrics = (out / "report.html").read_text(), json.loads((out / "metrics.json").read_text())
     labels = data.load("digits").test.labels.numpy()
     graph, _ = restored.restore_graph(out / "w8a8" / "checkpoint.pt")
-    codes = beside.input_codes(graph, data.load("digits"))
+    codes = deploy.input_codes(graph, data.load("digits").test.images.numpy())
     content = (out / "w8a8" / "model.tflite").read_bytes()
     runtime = open_runtime(content, graph.inputs, graph.outputs, "xnnpack-x86")
-    answers = runtime.run({graph.inputs[0]: codes})[graph.outputs[0]].argmax(1)
+    answers = runtime.run(codes)[graph.outputs[0]].argmax(1)
     assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
     for code, row in enumerate(metrics["classes"]):
         assert row["class"] == str(code)
@@ -341,6 +341,14 @@ def test_help_names_the_networks() -> None:
 
 
 @pytest.mark.slow
+def test_a_shell_completes_commands() -> None:
+    environment = os.environ | {"_EXACTQAT_COMPLETE": "complete_bash", "COMP_WORDS": "exactqat ver", "COMP_CWORD": "1"}
+    program = "import sys; sys.argv = ['exactqat']; from exactqat.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.split() == ["verify"]
+
+
+@pytest.mark.slow
 def test_errors_in_pipes_are_lines() -> None:
     for arguments, message in (
         (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits' / '-w': "),
@@ -399,7 +407,7 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
 ) -> None:
     reports = restored.verify_directory(finished[0])
     assert sorted(reports) == sorted(PRECISIONS)
-    assert all(found.differing == 0 and found.report.values > 100_000 for found in reports.values())
+    assert all(found.report.equal and found.report.values > 100_000 for found in reports.values())
     (tmp_path / "w8a8").mkdir()
     for name in ("checkpoint.pt", "model.tflite"):
         (tmp_path / "w8a8" / name).write_bytes((finished[0] / "w8a8" / name).read_bytes())
@@ -432,6 +440,8 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
         (["train", "--out", "x", "--model", "resnet9"], "model must be one of small_mobilenet, dscnn"),
         (["train", "--out", "x", "--resume", "--restart"], "--resume and --restart cannot be combined"),
         (["train", "--out", "x", "--weight-bits", "9"], "--weight-bits"),
+        (["train", "--out", "x", "--bits", "8x8", "4x9"], "bits must be pairs of 2 to 8 bits such as 8x8 4x4, got"),
+        (["train", "--out", "x", "--bits", "8x8", "extra"], "unexpected: extra"),
         (["train", "--out", "x", "--epochs-qat", "0"], "--epochs-qat"),
         (["train"], "--out"),
         (["train", "--out", "/proc/x", "--epochs-float", "1"], "/proc/x"),
@@ -638,22 +648,19 @@ def test_one_job_for_several_widths(
     assert not end.value.code
     said = capsys.readouterr().out
     metrics = json.loads((out / "metrics.json").read_text())
-    widths = metrics["widths"]
-    assert [width["network"] for width in widths] == ["float32", "w8a8", "w3a8"]
-    packed = [width["packed_parameter_bytes"] for width in widths]
+    networks = {name: methods[methods["chosen"]] for name, methods in metrics["networks"].items()}
+    assert list(networks) == ["w8a8", "w3a8"]
+    packed = [network["packed_parameter_bytes"] for network in networks.values()]
+    packed = [metrics["float"]["parameter_bytes"], *packed]
     assert packed == sorted(packed, reverse=True) and len(set(packed)) == 3
-    for width in widths[1:]:
-        network = metrics["networks"][width["network"]]
-        chosen = network[network["chosen"]]
-        assert width["pytorch_accuracy"] == width["device_accuracy"] == chosen["device_accuracy"]
-        assert width["lost"] == metrics["float"]["test_accuracy"] - width["device_accuracy"]
-        assert width["file_bytes"] == (out / width["network"] / "model.tflite").stat().st_size == width["flash_bytes"]
-        content = (out / width["network"] / "model.tflite").read_bytes()
-        assert abs(width["compressed_file_bytes"] - len(zlib.compress(content, 9))) < 64  # its description differs
+    for name, network in networks.items():
+        assert network["test_accuracy"] == network["device_accuracy"]
+        content = (out / name / "model.tflite").read_bytes()
+        assert network["file_bytes"] == len(content) == network["footprint"]["flash_bytes"]
+        assert abs(network["compressed_file_bytes"] - len(zlib.compress(content, 9))) < 64  # its description differs
         # Every weight is a code of as many bits, in int8.
-        largest = max(map(abs, codes_of_weights(out / width["network"])))
-        assert largest == 2 ** (width["weight_bits"] - 1) - 1
-    compressed = [width["compressed_file_bytes"] for width in widths[1:]]
+        assert max(map(abs, codes_of_weights(out / name))) == 2 ** (int(name[1]) - 1) - 1
+    compressed = [network["compressed_file_bytes"] for network in networks.values()]
     assert compressed == sorted(compressed, reverse=True)
     assert metrics["values_differing"] == 0
     table = said[said.index("The delivered networks: accuracy") :]

@@ -450,7 +450,7 @@ def test_a_comparison_tells_how_far_it_is(folder: Path) -> None:
     reported: list[tuple[int, int]] = []
     progress = Progress(compared=lambda *counts: reported.append(counts))
     (found,) = restored.verify_directory(folder / "job", progress).values()
-    assert [done for done, _ in reported] == list(range(1, reported[-1][1] + 1)) and found.differing == 0
+    assert [done for done, _ in reported] == list(range(1, reported[-1][1] + 1)) and found.report.equal
     assert len(reported) % len(found.report.operators) == 0 and {all for _, all in reported} == {len(reported)}
 
 

@@ -293,7 +293,7 @@ def test_a_training_ends_early_and_stays_ended(dataset: data.Dataset, tmp_path: 
         patch.setattr(training, "accuracy_and_loss", lambda *given: (0.5, next(losses)))
         _, history = trained(dataset, path, how, 9, on_skip=skipped.append)
     assert history.validation_loss == [1.0, 0.5, 0.7, 0.6] and skipped == [5 * steps]
-    assert training.finished(path)
+    training.check_finished(path)
     best = checkpoints.load_checkpoint(path)["best"]
     model, again = trained(dataset, path, how, 9, resume=True, on_skip=skipped.append)
     assert again == history and skipped == [5 * steps, 9 * steps]
@@ -407,7 +407,7 @@ def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_netwo
     page = html.unescape(job_page.written(results))
     assert chosen.options().strip() in page and "--augment shift,flip,noise" in page
     # The float network learned in so few steps, or the report says that it did not.
-    again = pipeline.finished(chosen.out, dataset=dataset)
+    again = pipeline.run(store.stored_settings(chosen.out), dataset=dataset, resume=True)
     assert again.outcomes[0].device_accuracy == results.outcomes[0].device_accuracy and again.seconds == round(
         results.seconds, 2
     )

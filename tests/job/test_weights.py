@@ -26,7 +26,7 @@ pytest.importorskip("typer")
 import fuzz_jobs  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.application.job import data, models, pipeline, training, weights  # noqa: E402
+from exactqat.application.job import data, models, pipeline, store, training, weights  # noqa: E402
 from exactqat.application.job.results import Progress  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import metrics  # noqa: E402
@@ -294,13 +294,13 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     assert "classifier.bias" in stored["sentences"][1]
     # From here on the job has all that it needs.
     given.unlink()
-    again = pipeline.finished(settings.out)
+    again = pipeline.run(store.stored_settings(settings.out), resume=True)
     assert again.fit == results.fit and again.float_test_accuracy == results.float_test_accuracy
     job = json.loads((settings.out / "job.json").read_text())
     for wild in ([], 5, {"digest": "x"}, stored | {"sentences": [5]}, stored | {"digest": 5}):
         (settings.out / "job.json").write_text(json.dumps(job | {"weights": wild}))
         with pytest.raises(ValueError, match="job.json: weights"):
-            pipeline.finished(settings.out)
+            pipeline.run(store.stored_settings(settings.out), resume=True)
 
 
 def test_the_command_refuses_before_it_writes(

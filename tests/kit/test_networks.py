@@ -54,8 +54,7 @@ SHAPES = {
 
 
 @pytest.mark.slow
-# The autoencoder has no classes.
-@pytest.mark.parametrize("name", [name for name in models.NETWORKS if name != "autoencoder"])
+@pytest.mark.parametrize("name", models.NETWORKS)
 def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     model = models.network(name, shape, 5)

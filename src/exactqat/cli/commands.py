@@ -15,26 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..application.job.settings import pairs
 from ..kit.display import shell_word
 from .options import AsJson, Directory, Model, command, metavar
-from .terminal import (
-    bars_on,
-    columns,
-    console_of,
-    line_of,
-    native_messages_kept_back,
-    say,
-    show_table,
-    skip,
-    status_on,
-)
+from .terminal import bars_on, columns, console_of, native_messages_kept_back, say, show_table, skip, status_on
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..application.job.beside import Verified
     from ..application.job.results import Dataset, History, Results
+    from ..application.job.settings import Settings
+    from ..deploy.comparison import Report
 
 # How many of the images that could not be used are named.
 SHOWN = 20
@@ -77,20 +67,13 @@ def train(
         # As a list without commas is written: --bits 8x8 4x4.
         if "bits" not in options or not all(re.fullmatch(r"[0-9]+x[0-9]+", word) for word in context.args):
             raise typer.BadParameter(f"unexpected: {' '.join(context.args)}")
-        options["bits"] = pairs([*options["bits"], *context.args])
+        options["bits"] = [*options["bits"], *context.args]
 
-    import torch
-
-    from ..application.job import files, pipeline, processes, recipes, store, training
-    from ..application.job.results import Progress
+    from ..application.job import recipes, store
     from ..application.job.settings import Settings
-    from ..application.report import findings, metrics
 
     if resume and restart:
         raise ValueError("--resume and --restart cannot be combined")
-    # The networks are small: a second thread costs more than it saves, and one thread gives the same bits everywhere.
-    torch.set_num_threads(1)
-    place = training.accelerator_named(accelerator)
     for name in ("data", "weights"):
         # Other commands, in other directories, will look for it.
         if options.get(name) and Path(options[name]).exists():
@@ -99,7 +82,24 @@ def train(
     if resume and (out / "job.json").exists():
         # What is not given stays as it was; what is given is compared.
         chosen = replace(store.stored_settings(out, options.get("model")), **options)
-    with processes.joined(place) as (together, place):
+    return _work(chosen, resume, restart, accelerator, keep_going, quiet)
+
+
+def _work(
+    chosen: Settings, resume: bool, restart: bool = False, accelerator: str = "cpu", keep_going: bool = False,
+    quiet: bool = True,
+) -> bool:  # fmt: skip
+    """A job, from its data to the report; whether what was compared is equal, and passes."""
+    import torch
+
+    from ..application.job import files, pipeline, processes, training
+    from ..application.job.results import Progress
+    from ..application.report import findings, metrics
+
+    # The networks are small: a second thread costs more than it saves, and one thread gives the same bits everywhere.
+    torch.set_num_threads(1)
+    out = chosen.out
+    with processes.joined(training.accelerator_named(accelerator)) as (together, place):
         console = console_of(quiet=not together.writes)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
             task = bars.add_task("reading", total=None, figures="", epoch="")
@@ -153,7 +153,7 @@ def train(
             _print_results(console, results)
         if not quiet:
             say(console, "\nReport with pictures: ", (str(out / "report.html"), "bold"), whole=True)
-            say(console, "To compare again at any time: ", (f"exactqat verify {shell_word(out)}", "bold"), whole=True)
+            say(console, "To compare again at any time: ", (chosen.commands()[1], "bold"), whole=True)
     return results.equal and all(passes for passes, _ in findings.passing(results))
 
 
@@ -182,41 +182,24 @@ def _print_results(console: Console, results: Results) -> None:
     if len(results.settings.precisions) > 1:
         show_table(console, job_page.width_table(results))
         say(console, (findings.WIDTHS_NOTE, "dim"))
-    _print_closing(console, results)
-    if sentence := findings.recommendation(results):
-        say(console, (sentence, "bold"))
-
-
-def _print_closing(console: Console, results: Results) -> None:
-    from ..application.report import findings
-
     for sentence in findings.warnings_on(results):
         say(console, ("warning: ", "bold yellow"), sentence)
     for good, sentence in findings.closing_sentences(results):
         say(console, (sentence, "bold green" if good else "bold red"))
+    if sentence := findings.recommendation(results):
+        say(console, (sentence, "bold"))
 
 
 @command("Write DIR/report.html again, without training.")
 def report(directory: Directory, model: Model = None) -> None:
     """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
-    import torch
+    from ..application.job import store
 
-    from ..application.job import pipeline
-    from ..application.job.results import Progress
-    from ..application.report import metrics
-
-    torch.set_num_threads(1)
-    console = console_of()
-
-    def finish(results: Results) -> None:
-        metrics.write_metrics(results)
-        metrics.write_report(results)
-
-    with native_messages_kept_back(), status_on(console, "reading") as status:
-        progress = Progress(begin=lambda text: status.update(line_of(text)))
-        results = pipeline.finished(directory, progress, model=model, finish=finish)
-    _print_closing(console, results)
-    say(console, "Written: ", (str(directory / "report.html"), "bold"))
+    settings = store.stored_settings(directory, model)
+    if sentence := store.unfinished(directory):
+        raise ValueError(sentence)
+    _work(settings, resume=True)
+    say(console_of(), "Written: ", (str(directory / "report.html"), "bold"))
 
 
 @command("Write the files of DIR again: .tflite, .onnx, C headers.")
@@ -290,11 +273,11 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
     for precision, verified in networks.items():
         report = verified.report
         if not quiet and report.operators:
-            _print_comparison(console, directory / precision / "model.tflite", precision.upper(), verified)
+            _print_comparison(console, directory / precision / "model.tflite", precision.upper(), report)
         ran, computes, trained = report.sentences()
         for sentence, good in (
             (ran, report.values > 0 and not report.differing + report.predictions_differing),
-            (f"{computes}; {verified.beside.accuracies()}", not report.training_differing),
+            (f"{computes}; {verified.accuracies()}", not report.training_differing),
             (trained, report.trained_for == report.profile),
         ):
             say(console, f"{precision.upper()}: ", (f"{sentence}.", "bold green" if good else "bold red"))
@@ -308,18 +291,16 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
             f"{shell_word(out)}{'' if model is None else f' --model {shell_word(model)}'}"
         )
         say(console, (f"  {command}", "bold"), whole=True)
-    equal = not any(verified.differing for verified in networks.values())
-    not_run = [verified.not_run for verified in networks.values() if verified.not_run]
-    if not_run and equal:
-        raise RuntimeError(f"the files were not run: {not_run[0]}")
-    return equal
+    not_run = next(iter(networks.values())).not_run
+    if not_run and not any(verified.report.training_differing for verified in networks.values()):
+        raise RuntimeError(f"the files were not run: {not_run}")
+    return all(verified.report.equal for verified in networks.values())
 
 
-def _print_comparison(console: Console, path: Path, network: str, verified: Verified) -> None:
+def _print_comparison(console: Console, path: Path, network: str, report: Report) -> None:
     """Tensor by tensor."""
     from ..application.report.page import Cell, Table, differing
 
-    report = verified.report
     trained = {row.name: row for row in report.training}
     header = ("tensor", "operator", "values", "not as simulated", "not as trained")
     title = f"{network}: {path}, trained for {report.trained_for}, compared with {report.profile}"

@@ -276,8 +276,8 @@ class _Verifying:
         return simulate(self.graph, codes, device, names, progress=False, state=state if self.graph.variables else None)
 
     def add_results(self, part: _Part, returned: Codes) -> None:
-        """Compares the file's results with the model's."""
-        if not part.results:
+        """Compares the file's results with the model's, on its own device."""
+        if not part.results or self.device is not self.ran:
             return
         for port, own in zip(self.graph.signature.outputs, part.results, strict=True):
             tensor, codes = self.graph.tensors[port.tensor], port.to_user(returned[port.tensor]).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, or a folder of class folders.
+"""Data for the job: scikit-learn's digits, an .npz file, or a folder of class folders.
 
 How images become numbers, whatever their source:
 
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numbered
 from ...kit.display import on_one_line
-from .glyphs import rendered
 from .images import AT_ONCE, Files, Images, fitted, reason, scale_of
 from .results import Dataset, Progress, Split
 
@@ -49,8 +48,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None, tel
 
     Args:
         name: "digits", scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1;
-            "glyphs", 2,496 letters of 16x16 pixels, rendered here, whose test images are other renderings in the same
-            fonts; the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+            the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
         split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
             yet divided.
@@ -63,16 +61,12 @@ def load(name: str, image_size: int | None = None, split: str | None = None, tel
         bunch = load_digits()
         pixels = torch.from_numpy(fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size))
         return _dataset(name, {"": (pixels, bunch.target)}, (0.0, 1.0), split=split)
-    if name == "glyphs":
-        rows, letters = rendered(SPLIT_SEED)
-        pixels = Images(rows[..., None], np.arange(len(rows)), image_size)[:]
-        return _dataset(name, {"": (pixels, letters)}, (0.0, 1.0), split=split)
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
         return from_folder(path, image_size, split, tell)
     raise ValueError(
-        f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
+        f"data must be 'digits', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
 
 

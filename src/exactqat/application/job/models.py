@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import math
 import re
 import sys
 from collections import OrderedDict
@@ -160,18 +159,8 @@ def resnet8(shape: Shape, classes: int) -> nn.Module:
     return ImageClassifier(nn.Sequential(convolution(shape[0], 16, 3, 1, nn.ReLU), *blocks), 64, classes)
 
 
-def autoencoder(shape: Shape, classes: int) -> nn.Module:
-    """Dense layers down to eight numbers and up again, as in MLPerf Tiny's anomaly detection: shape (640,), and 640 in
-    place of `classes` to reconstruct it."""
-    sizes = [math.prod(shape), 128, 128, 128, 128, 8, 128, 128, 128, 128]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for size, following in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(128, classes))
-
-
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    function.__name__: function for function in (small_mobilenet, dscnn, dscnn_1d, mobilenet_v1, resnet8, autoencoder)
+    function.__name__: function for function in (small_mobilenet, dscnn, dscnn_1d, mobilenet_v1, resnet8)
 }
 
 

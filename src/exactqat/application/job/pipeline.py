@@ -23,13 +23,13 @@ from ...kit.device import Refusal
 from ...kit.device.profile import that_run
 from ...qat.train.torch.prepare import prepare_again
 from . import checkpoints, data, files, recipes, training, weights
-from .beside import beside_training, compared, input_codes
+from .beside import beside_training, compared
 from .models import check_name, new_model
 from .processes import ALONE, Processes
 from .restored import describe_checkpoint, describe_network
 from .results import Dataset, History, Method, Outcome, Progress, Results, Split
 from .settings import Settings
-from .store import Logs, check_free, read_job, start, stored_settings, unfinished
+from .store import Logs, check_free, read_job, start
 
 # Quantization-aware training starts from the calibrated float network, which is shown this many images at a time.
 CALIBRATION_BATCH = 256
@@ -165,7 +165,6 @@ def run(
     with ExitStack() as hold:
 
         def begin() -> bool:
-            check_free(out, resume, restart)
             if restart and (out / "job.json").exists():
                 progress.say(f"The previous job in {out} is now in {files.move_aside(out)}")
             try:
@@ -182,6 +181,8 @@ def run(
             *_, fit = read_job(out)
         # A finished job is only evaluated again.
         ended = (out / "metrics.json").exists()
+        for name in settings.trainings if ended else ():
+            training.check_finished(out / "training" / f"{name}.pt")
         logs = Logs(out, processes.count, records=processes.writes and not ended)
         if logs.records and logs.processes_before not in (None, processes.count):
             progress.say(
@@ -196,29 +197,6 @@ def run(
         if processes.writes:
             finish(results)
         return results
-
-
-def finished(
-    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
-    finish: Callable[[Results], object] = lambda results: None,
-) -> Results:  # fmt: skip
-    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
-
-    Args:
-        model: see `stored_settings`.
-        finish: see `run`.
-    """
-    settings = stored_settings(out, model)
-    if sentence := unfinished(out):
-        raise ValueError(sentence)
-    for name in settings.trainings:
-        state = out / "training" / f"{name}.pt"
-        if not state.exists():
-            raise FileNotFoundError(f"{state} is missing; without it the report cannot be written again")
-        if not training.finished(state):
-            raise ValueError(f"{state} belongs to an unfinished training, in a job that is marked finished")
-
-    return run(settings, progress, dataset, resume=True, finish=finish)
 
 
 @dataclass(frozen=True)
@@ -361,11 +339,10 @@ class Job:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "model.tflite"
             path.write_bytes(content)
-            verified = compared(model, graph, path, dataset, noise=True)
+            beside = compared(model, graph, path, dataset, noise=True)
         return Outcome(
-            method, precision, model, rules, graph, history, accuracy, loss, test, verified.report,
-            verified.beside.device_accuracy, verified.beside.device_answers, len(content),
-            len(zlib.compress(content, 9)),
+            method, precision, model, rules, graph, history, accuracy, loss, test, beside.report,
+            beside.device_accuracy, beside.device_answers, len(content), len(zlib.compress(content, 9)),
         )  # fmt: skip
 
     def deliver(self, outcome: Outcome) -> None:
@@ -378,9 +355,8 @@ class Job:
         outcome.footprint = footprint(graph, content)
         files.write_atomically(folder / "model.tflite", content)
         part = Split(dataset.test.images[:ELSEWHERE_IMAGES], dataset.test.labels[:ELSEWHERE_IMAGES])
-        codes = input_codes(graph, dataset)[:ELSEWHERE_IMAGES]
         for device in that_run(".tflite"):
             try:
-                outcome.elsewhere[device] = beside_training(outcome.model, graph, part, codes, device)
+                outcome.elsewhere[device] = beside_training(outcome.model, graph, part, device)
             except Refusal as error:
                 outcome.elsewhere[device] = str(error)

@@ -21,10 +21,10 @@ from ...deploy.formats.tflite import tflite_bytes
 from ...deploy.graph import Graph
 from ...deploy.lower import lower
 from . import checkpoints, data, files, training
-from .beside import Verified, compared
+from .beside import compared
 from .files import Record
 from .models import named_in, new_model
-from .results import Dataset, Outcome, Progress, Split
+from .results import Beside, Dataset, Outcome, Progress, Split
 from .settings import Settings
 from .store import delivered
 
@@ -132,7 +132,7 @@ def export_directory(
 def verify_directory(
     out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
     device: str = "",
-) -> dict[str, Verified]:  # fmt: skip
+) -> dict[str, Beside]:  # fmt: skip
     """Reruns the delivered files on a device, and compares them with the simulation of the networks in the checkpoints,
     and what the device computes with what was trained.
 

@@ -15,7 +15,7 @@ from .settings import Method, Settings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ...deploy.comparison import Comparison, Report
+    from ...deploy.comparison import Report
     from ...deploy.footprint import Footprint
     from ...deploy.graph import Graph
     from ...qat import PreparedModel, Rule
@@ -104,27 +104,18 @@ class Beside:
     """A device compared with training, over some images.
 
     Attributes:
-        tensors: what the device stores against what training stored, tensor by tensor, including the outputs.
-        logits: the same, for the outputs alone.
-        trained_answers, device_answers: the class that each gives, [n].
+        report: what the device stores against what training stored, tensor by tensor; and a file on the device's
+            runtime, where it was run.
+        trained_answers, device_answers: the class that each gives, by the device's exact simulation, [n].
         labels: the class that an image shows, [n].
+        not_run: why the file was not run, if it should have been.
     """
 
-    tensors: tuple[Comparison, ...]
-    logits: Comparison
+    report: Report
     trained_answers: np.ndarray
     device_answers: np.ndarray
     labels: np.ndarray
-
-    @property
-    def differing(self) -> int:
-        """Stored integers that differ from training's."""
-        return sum(tensor.differing for tensor in self.tensors)
-
-    @property
-    def values(self) -> int:
-        """Stored integers compared."""
-        return sum(tensor.values for tensor in self.tensors)
+    not_run: str = ""
 
     @property
     def trained_accuracy(self) -> float:
@@ -141,9 +132,9 @@ class Beside:
 
     def in_words(self) -> str:
         """What the device computes, for a table."""
-        if not self.differing:
+        if not self.report.training_differing:
             return "what was trained"
-        share = 100 * self.differing / self.values
+        share = 100 * self.report.training_differing / self.report.training_values
         accuracies = f"{100 * self.device_accuracy:.1f} instead of {100 * self.trained_accuracy:.1f} % right"
         return f"{share:.2g} % of codes differ; {accuracies}"
 
@@ -156,12 +147,13 @@ class Beside:
 
     def stored(self) -> dict[str, Any]:
         """For metrics.json."""
+        logits_differing, logits = self.report.outputs_beside_training
         return {
             "images": len(self.labels),
-            "values": self.values,
-            "differing": self.differing,
-            "logits": self.logits.values,
-            "logits_differing": self.logits.differing,
+            "values": self.report.training_values,
+            "differing": self.report.training_differing,
+            "logits": logits,
+            "logits_differing": logits_differing,
             "answers_differing": self.answers_differing,
             "accuracy": self.device_accuracy,
             "trained_accuracy": self.trained_accuracy,

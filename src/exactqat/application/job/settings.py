@@ -224,14 +224,14 @@ class Settings:
     """The user's settings; `out` is the directory that holds everything the job writes. What follows is the help.
 
     Attributes:
-        data: digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a
-            folder with one folder of images per class (or with train, val and test folders that contain them).
+        data: digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one folder of
+            images per class (or with train, val and test folders that contain them).
         split: Parts of the images for training, validation and test, and a seed that decides which; for data that are
             not divided yet. By default 65/15/20:0.
         recipe: Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, sww, vww
             or ic. Other options replace what it says. Status 1 if the mark is missed.
-        model: small_mobilenet, dscnn, dscnn_1d, mobilenet_v1, resnet8 or autoencoder; timm/NAME or torchvision/NAME,
-            if that package is installed; or module:function that builds a network.
+        model: small_mobilenet, dscnn, dscnn_1d, mobilenet_v1 or resnet8; timm/NAME or torchvision/NAME, if that package
+            is installed; or module:function that builds a network.
         weights: Weights to start float training from: a state dict written by torch.save, or safetensors; also another
             job's float/checkpoint.pt. Tensors that match by name and shape are used, the rest is reported.
         weight_bits: Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of W8A8,

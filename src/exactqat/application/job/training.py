@@ -414,7 +414,10 @@ def _stored_state(path: Path, name: str, epochs: int) -> Record | None:
     return state | {"history": History(**{name: history.get(name) for name in kinds})}  # type: ignore[arg-type]
 
 
-def finished(path: Path) -> bool:
-    """Whether the file at `path` is that of a finished training."""
+def check_finished(path: Path) -> None:
+    """Refuses the file of a finished job's training that is missing, or where that training has not ended."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; without it the report cannot be written again")
     state = checkpoints.load_checkpoint(path)
-    return "epochs" in state and (state.get("epoch") == state["epochs"] or state.get("stopped") is True)
+    if "epochs" not in state or state.get("epoch") != state["epochs"] and state.get("stopped") is not True:
+        raise ValueError(f"{path} belongs to an unfinished training, in a job that is marked finished")

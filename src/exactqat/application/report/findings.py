@@ -84,26 +84,17 @@ def per_class(results: Results) -> list[Record]:
     return rows
 
 
-def mistaken(results: Results) -> list[int]:
-    """The test images that the float network or a delivered one gets wrong, those most often wrong first."""
-    labels = results.dataset.test.labels.numpy()
-    wrong = np.sum([answer != labels for answer in answers_of(results).values()], 0)
-    return [int(image) for image in np.argsort(-wrong, kind="stable") if wrong[image]]
-
-
-def answers_to(results: Results, image: int) -> dict[str, str]:
-    """The class that the float network and the delivered ones, on the device, give a test image."""
-    names = results.dataset.class_names
-    return {network: names[answer[image]] for network, answer in answers_of(results).items()}
-
-
 def mistakes(results: Results) -> Record:
-    """The mistaken test images by number, from 0 in the order of the test part, and file; what each shows, and how it
-    is classified."""
-    images, test, names = mistaken(results), results.dataset.test, results.dataset.class_names
+    """How many test images the float network or a delivered one gets wrong; and those most often wrong: number, from 0
+    in the order of the test part, and file, what each shows, and how it is classified."""
+    test, names, answers = results.dataset.test, results.dataset.class_names, answers_of(results)
+    labels = test.labels.numpy()
+    wrong = np.sum([answer != labels for answer in answers.values()], 0)
+    images = [int(image) for image in np.argsort(-wrong, kind="stable") if wrong[image]]
     listed = [
         ({"file": test.names[image]} if test.names else {})
-        | {"image": image, "shows": names[int(test.labels[image])], "answers": answers_to(results, image)}
+        | {"image": image, "shows": names[labels[image]]}
+        | {"answers": {network: names[answer[image]] for network, answer in answers.items()}}
         for image in images[:MISTAKES_LISTED]
     ]
     return {"images": len(images), "listed": listed}

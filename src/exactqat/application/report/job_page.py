@@ -125,12 +125,13 @@ def _devices(results: Results) -> list[Record]:
             if isinstance(beside, str):
                 table.add(network, f"not simulated: {beside}", "–", "–", "–")
             elif beside is not None:
-                tests = len(beside.labels)
+                tests, report = len(beside.labels), beside.report
+                logits = report.outputs_beside_training
                 table.add(
                     network,
-                    Cell(beside.in_words(), tone="bad" if beside.differing else "good"),
-                    differing(beside.differing, beside.values),
-                    differing(beside.logits.differing, beside.logits.values),
+                    Cell(beside.in_words(), tone="bad" if report.training_differing else "good"),
+                    differing(report.training_differing, report.training_values),
+                    differing(*logits),
                     Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
                 )
         named = f"{device} ({PROFILES[device].title})"
@@ -228,25 +229,24 @@ def _class_table(results: Results) -> Table:
 
 def _mistakes(results: Results) -> Record:
     """The misclassified test images, and what each network answered."""
-    mistaken, part, names = findings.mistaken(results), results.dataset.test, results.dataset.class_names
+    mistakes, part = findings.mistakes(results), results.dataset.test
     shown = []
-    for image in mistaken[:SHOWN_IMAGES]:
-        truth = names[int(part.labels[image])]
+    for row in mistakes["listed"][:SHOWN_IMAGES]:
         networks: dict[str, list[str]] = {}
-        for network, answer in findings.answers_to(results, image).items():
-            if answer != truth:
+        for network, answer in row["answers"].items():
+            if answer != row["shows"]:
                 name = "float32" if network == "float" else network.upper()
                 networks.setdefault(shortened(answer, charts.DRAWN_LENGTH), []).append(name)
-        source, small = _picture_of(part.images[image], results.dataset.value_range)
-        called = part.names[image] if part.names else str(image)
-        what = f"{'photo' if part.names else f'test {results.dataset.noun}'} {called}, which shows {truth}"
+        source, small = _picture_of(part.images[row["image"]], results.dataset.value_range)
+        called = row.get("file", str(row["image"]))
+        what = f"{'photo' if part.names else f'test {results.dataset.noun}'} {called}, which shows {row['shows']}"
         shown.append(
             {
                 "source": source, "small": small, "what": shortened(what, WRITTEN_LENGTH), "answers": networks,
-                "name": shortened(called, WRITTEN_LENGTH), "truth": shortened(truth, charts.DRAWN_LENGTH),
+                "name": shortened(called, WRITTEN_LENGTH), "truth": shortened(row["shows"], charts.DRAWN_LENGTH),
             }
         )  # fmt: skip
-    return {"count": len(mistaken), "of": len(part.labels), "shown": shown, "named": bool(part.names)}
+    return {"count": mistakes["images"], "of": len(part.labels), "shown": shown, "named": bool(part.names)}
 
 
 def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, bool]:

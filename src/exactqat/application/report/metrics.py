@@ -52,7 +52,6 @@ def metrics(results: Results) -> Record:
             }
             for precision in settings.precisions
         },
-        "widths": _widths(results),
         "values_compared": results.simulation.values,
         "values_differing": results.simulation.differing,
         "training_values": results.training.values,
@@ -94,32 +93,6 @@ def _network(results: Results, outcome: Outcome) -> Record:
         "layers": [{**row, "multiply_accumulates": count} for row, count in rows],
         "history": asdict(outcome.history) if outcome.history else None,
     }
-
-
-def _width(results: Results, outcome: Outcome) -> Record:
-    """A delivered network by its size and accuracy."""
-    bits = results.settings.precisions[outcome.precision]
-    return {
-        "network": outcome.precision,
-        "method": outcome.method.title,
-        "weight_bits": bits[0],
-        "activation_bits": bits[1],
-        "pytorch_accuracy": outcome.test_accuracy,
-        "packed_parameter_bytes": findings.packed_bytes(outcome),
-        "device_accuracy": outcome.device_accuracy,
-        "lost": results.float_test_accuracy - outcome.device_accuracy,
-        "file_bytes": outcome.file_bytes,
-        "compressed_file_bytes": outcome.compressed_bytes,
-        "flash_bytes": None if outcome.footprint is None else outcome.footprint.flash_bytes,
-    }
-
-
-def _widths(results: Results) -> list[Record]:
-    """The float network, with None where something does not apply, then the delivered ones."""
-    rows = [_width(results, outcome) for outcome in results.delivered]
-    of_float = {"network": "float32", "method": "float training", "weight_bits": 32, "activation_bits": 32, "lost": 0.0}
-    of_float |= {"pytorch_accuracy": results.float_test_accuracy, "packed_parameter_bytes": results.float_bytes}
-    return [dict.fromkeys(rows[0]) | of_float, *rows]
 
 
 def write_metrics(results: Results) -> Path:

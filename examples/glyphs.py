@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Letters rendered by this code: 26 classes in 16 fonts, rotated, shifted, faint and noisy.
+"""Letters rendered by this code, for `exactqat train --data`: python glyphs.py glyphs.npz
 
-Matplotlib ships the fonts (DejaVu, STIX and Computer Modern), so every machine has the same ones and nothing is
-downloaded. They are harder than the digits: a network needs fine differences between E and F, O and Q or I and J, which
-rounding to few codes loses.
+26 classes in 16 fonts, rotated, shifted, faint and noisy. Matplotlib ships the fonts (DejaVu, STIX and Computer
+Modern), so every machine has the same ones and nothing is downloaded. They are harder than the digits: a network needs
+fine differences between E and F, O and Q or I and J, which rounding to few codes loses.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,8 @@ def rendered(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     contrast = generator.uniform(FAINTEST, 1, (len(clean), 1, 1))
     noisy = clean * contrast + generator.normal(0, NOISE, clean.shape)
     return np.round(255 * np.clip(noisy, 0, 1)).astype(np.uint8), np.array(labels)
+
+
+if __name__ == "__main__":
+    images, letters = rendered()
+    np.savez(sys.argv[1], x=images, y=letters)
