@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "accuracy"
 PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- bench/accuracy.py --page: begin -->", "<!-- bench/accuracy.py --page: end -->"
 PEER_SECONDS = 900
-CALIBRATION = 256
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
-from networks import QAT_EPOCHS, TASKS, Task, fingerprint, fit, judged, kept, outputs_of, qat_rates  # noqa: E402
+from networks import TASKS, Parts, Task, fingerprint, fit, judged, kept, outputs_of, qat_rates  # noqa: E402
 from report import with_table  # noqa: E402
 from rows import FLOAT, OURS, PEERS, PRECISIONS, PROPOSED, Row, append, page_text, printed, read, verdict  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
-
-Parts = list[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,7 @@ class Case:
     Attributes:
         folder: what adapters read, see `networks.kept`.
         parts: inputs and targets to train on, to decide by, to judge by.
+        ways: rows that it gets: of all methods together (""), or of those without ("PTQ") and with training ("QAT").
     """
 
     name: str
@@ -64,6 +61,7 @@ class Case:
     folder: Path
     model: torch.nn.Module
     parts: Parts
+    ways: Sequence[str] = ("",)
 
     @property
     def task(self) -> Task:
@@ -72,14 +70,28 @@ class Case:
     @property
     def calibration(self) -> tuple[np.ndarray, np.ndarray]:
         inputs, targets = self.parts[0]
-        return inputs[:CALIBRATION], targets[:CALIBRATION]
+        return inputs[: self.task.calibration], targets[: self.task.calibration]
 
-    def row(self, tool: str, note: str = "", **fields: Any) -> Row:
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Of quantization-aware training."""
+        bits = (8, 4) if self.precision == "mixed" else bits_of(self.precision)
+        return qat_rates(*bits) if self.task.qat_epochs else ()
+
+    @property
+    def order(self) -> int:
+        """The seed of the order of examples in quantization-aware training."""
+        return 0 if self.task.trained_by_seed else self.seed
+
+    def label(self, way: str) -> str:
+        return f"{self.precision} {way}".strip()
+
+    def row(self, tool: str, way: str, note: str = "", **fields: Any) -> Row:
         columns = {"note": note, "weights": fingerprint(self.model), **fields}
-        return Row(self.name, self.seed, self.precision, tool, **columns)
+        return Row(self.name, self.seed, self.label(way), tool, **columns)
 
     def compared(
-        self, tool: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, **fields: Any
+        self, tool: str, way: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, **fields: Any
     ) -> Row:
         """A row from the outputs on the test examples."""
         targets = self.parts[2][1]
@@ -91,7 +103,7 @@ class Case:
         best = runtime if runtime is not None else predicted
         spread = None if best is None else interval(self.task, best, targets)
         columns = {"predicted": scores[0], "runtime": scores[1], "interval": spread, "unlike": unlike, **fields}
-        return self.row(tool, method=method, **columns)
+        return self.row(tool, way, method=method, **columns)
 
 
 def interval(task: Task, outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -146,14 +158,13 @@ def bits_of(precision: str) -> tuple[int, int]:
     return int(weights), int(activations)
 
 
-def ours(case: Case, quick: bool) -> Row:
-    """The best one, by the validation part on the device's integers, of a searched PTQ and of QAT from there; of each
-    of the plans that are worth training."""
+def quantized(case: Case, quick: bool) -> tuple[dict[str, deploy.Graph], str]:
+    """A searched PTQ and QAT from there, by their names, of each of the plans that are worth training, and a note."""
     inputs = torch.from_numpy(case.parts[0][0])
 
     def prepared(rules: Any) -> Any:
         model = qat.prepare(case.model, inputs[:2], rules, check=False)
-        qat.calibrate(model, [inputs[:CALIBRATION]])
+        qat.calibrate(model, inputs[: case.task.calibration].split(64))
         return model
 
     plans, note = rules_of(case, prepared, quick)
@@ -164,25 +175,53 @@ def ours(case: Case, quick: bool) -> Row:
         graphs[f"PTQ{name}"] = searched.graph
         # Training starts from what was searched, and learns the ranges too.
         learned = [replace(rule, ranges="learned") for rule in rules]
-        for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
+        for rate in case.rates:
             network = searched.apply(prepared(learned))
-            torch.manual_seed(0)
+            torch.manual_seed(case.order)
             # The ranges of weights are trained more slowly.
             groups = qat.parameter_groups(network, rate, range_lr=rate)
-            fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups, warm_up=True)
+            fit(
+                case.task,
+                network.train(),
+                *case.parts[0],
+                1 if quick else case.task.qat_epochs,
+                rate,
+                groups,
+                warm_up=True,
+            )
             qat.freeze(network)
             graphs[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
+    return graphs, note
+
+
+def ours(case: Case, quick: bool) -> Iterator[Row]:
+    """The best one, by the validation part on the device's integers, of each way."""
+    began = time.monotonic()
+    graphs, note = quantized(case, quick)
+    seconds = round(time.monotonic() - began, 1)
     scores = {method: judged(case.task, on_device(graph, case.parts[1][0]), case.parts[1][1])
               for method, graph in graphs.items()}  # fmt: skip
-    best = max(scores, key=lambda method: scores[method])
-    graph, test = graphs[best], case.parts[2][0]
-    with tempfile.TemporaryDirectory() as folder:
-        path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
-        report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
-        runtime = on_litert(graph, path, test)
-    counts = {"integers": int(report.values), "differing": int(report.differing)}
-    metrics = {method: metric for method, (metric, _) in scores.items()}
-    return case.compared(OURS, best, on_device(graph, test), runtime, methods=metrics, note=note, **counts)
+    for way in case.ways:
+        methods = methods_of(way, scores)
+        if not methods:
+            yield case.row(OURS, way, "too few examples to train on")
+            continue
+        best = max(methods, key=lambda method: scores[method])
+        graph, test = graphs[best], case.parts[2][0]
+        with tempfile.TemporaryDirectory() as folder:
+            path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
+            report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
+            runtime = on_litert(graph, path, test)
+        counts = {"integers": int(report.values), "differing": int(report.differing), "seconds": seconds}
+        metrics = {method: scores[method][0] for method in methods}
+        footprint = deploy.footprint(graph)
+        sizes = {"flash": footprint.flash_bytes, "arena": footprint.arena_bytes, "work": footprint.multiply_accumulates}
+        columns = {"methods": metrics, "note": note, **counts, **sizes}
+        yield case.compared(OURS, way, best, on_device(graph, test), runtime, **columns)
+
+
+def methods_of(way: str, methods: Iterable[str]) -> list[str]:
+    return [method for method in methods if way in ("", "QAT" if method.startswith("QAT") else "PTQ")]
 
 
 def on_device(graph: deploy.Graph, inputs: np.ndarray) -> np.ndarray:
@@ -220,7 +259,7 @@ def theirs(peer: str, python: str, cases: Sequence[Case], quick: bool) -> Iterat
         out.unlink(missing_ok=True)
     while left:
         command = [python, str(FOLDER / f"peer_{peer}.py"), *(["--quick"] if quick else [])]
-        command += [f"{case.folder},{case.precision},{out}" for case, out in left]
+        command += [f"{case.folder},{case.precision},{case.order},{out}" for case, out in left]
         with tempfile.TemporaryFile("w+") as said:
             process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
             began, why = time.monotonic(), ""
@@ -229,7 +268,8 @@ def theirs(peer: str, python: str, cases: Sequence[Case], quick: bool) -> Iterat
                 if left[0][1].exists():
                     case, out = left.pop(0)
                     now = time.monotonic()
-                    yield replace(_answer(case, peer, out), seconds=round(now - began, 1))
+                    for row in _answers(case, peer, out):
+                        yield replace(row, seconds=round(now - began, 1))
                     began = now
                 elif ended or time.monotonic() - began > PEER_SECONDS:
                     process.kill()
@@ -242,45 +282,52 @@ def theirs(peer: str, python: str, cases: Sequence[Case], quick: bool) -> Iterat
                     time.sleep(0.2)
             process.wait()
         if left:
-            yield left.pop(0)[0].row(peer, why[:500])
+            case, _ = left.pop(0)
+            yield from (case.row(peer, way, why[:500]) for way in case.ways)
 
 
-def _answer(case: Case, peer: str, out: Path) -> Row:
-    """The best method of a peer, by the validation part on its runtime, or as it predicts where it has none."""
+def _answers(case: Case, peer: str, out: Path) -> Iterator[Row]:
+    """The best method of a peer for each way, by the validation part on its runtime, or as it predicts where it has
+    none."""
     with np.load(out) as held:
         arrays = {key: held[key] for key in held}
     for key, words in (("not offered", ""), ("fails", "fails: ")):
         if key in arrays:
-            return case.row(peer, words + str(arrays[key]))
-
+            yield from (case.row(peer, way, words + str(arrays[key])) for way in case.ways)
+            return
     scores = {}
     for method in dict.fromkeys(key.split("/")[0] for key in arrays):
         best = arrays.get(f"{method}/runtime/validation", arrays.get(f"{method}/predicted/validation"))
         assert best is not None
         scores[method] = judged(case.task, best, case.parts[1][1])
-    method = max(scores, key=lambda name: scores[name])
-    predicted, runtime = (arrays.get(f"{method}/{how}/test") for how in ("predicted", "runtime"))
-    metrics = {method: metric for method, (metric, _) in scores.items()}
-    return case.compared(peer, method, predicted, runtime, methods=metrics)
+    for way in case.ways:
+        methods = methods_of(way, scores)
+        if not methods:
+            yield case.row(peer, way, f"it has no {way} here")
+            continue
+        method = max(methods, key=lambda name: scores[name])
+        predicted, runtime = (arrays.get(f"{method}/{how}/test") for how in ("predicted", "runtime"))
+        metrics = {method: scores[method][0] for method in methods}
+        yield case.compared(peer, way, method, predicted, runtime, methods=metrics)
 
 
 def of_half_the_work(row: Row) -> Row:
     """A peer's row of mixed bits: none takes a budget of work, but weights of four bits throughout keep to ours."""
     note = row.note or "weights of 4 bits throughout, as much work as our plan may have"
-    return replace(row, precision="mixed", note=note, seconds=0.0)
+    return replace(row, precision=row.precision.replace("w4a8", "mixed"), note=note, seconds=0.0)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(flags: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
+def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: Comparison) -> None:
     names, precisions = flags.networks.split(","), flags.precisions.split(",")
     known = read(flags.rows)
     again = set(flags.again.split(",")) if flags.again else set()
 
     def wanted(case: Case, tool: str) -> bool:
-        row = known.get((case.name, case.seed, case.precision, tool))
-        return tool in again or row is None or row.weights != fingerprint(case.model)
+        rows = [known.get((case.name, case.seed, case.label(way), tool)) for way in case.ways]
+        return tool in again or any(row is None or row.weights != fingerprint(case.model) for row in rows)
 
     def add(row: Row) -> None:
         append(flags.rows, row)
@@ -289,45 +336,68 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
 
     for seed in range(flags.first_seed, flags.seeds):
         held = {name: kept(name, seed, flags.work) for name in names}
-        cases = [Case(name, seed, precision, *held[name]) for name in names for precision in precisions]
+        cases = [Case(name, seed, bits, *held[name], comparison.ways) for name in names for bits in precisions]
         for name in names:
             case = Case(name, seed, "float", *held[name])
             if wanted(case, FLOAT):
                 outputs = outputs_of(case.model, case.parts[2][0])
-                add(case.compared(FLOAT, "float", None, outputs, note=case.task.title))
+                add(case.compared(FLOAT, "", "float", None, outputs, note=case.task.title))
         for tool in tools:
             due = [case for case in cases if wanted(case, tool)]
             if tool == OURS:
                 for case in due:
-                    began = time.monotonic()
-                    add(replace(ours(case, flags.quick), seconds=round(time.monotonic() - began, 1)))
+                    for row in ours(case, flags.quick):
+                        add(row)
                 continue
             if tool not in pythons:
                 continue
             for row in theirs(tool, pythons[tool], [case for case in due if case.precision != "mixed"], flags.quick):
                 add(row)
-            for case in due:
-                key = (case.name, seed, "w4a8", tool)
-                if case.precision == "mixed" and key in known:
-                    add(of_half_the_work(known[key]))
+            for case in (case for case in due if case.precision == "mixed"):
+                for way in case.ways:
+                    key = (case.name, seed, replace(case, precision="w4a8").label(way), tool)
+                    if key in known:
+                        add(of_half_the_work(known[key]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and where its rows and tables are.
+
+    Attributes:
+        names: of the networks; precisions: bits.
+        ways: see `Case`.
+        rows: the file's name in bench/results.
+        part: of docs/accuracy.md, between marks of this name.
+        peers: which tools besides ours.
+    """
+
+    names: Sequence[str]
+    precisions: Sequence[str] = PRECISIONS
+    ways: Sequence[str] = ("",)
+    rows: str = "accuracy.jsonl"
+    part: str = "bench/accuracy.py --page"
+    peers: Sequence[str] = PEERS
+
+
+def add_options(parser: argparse.ArgumentParser, comparison: Comparison) -> None:
     parser.add_argument("--peers", metavar="PYTHON", help="the peers' environment; without it only ours is measured")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="another one, for one peer")
-    parser.add_argument("--only", default=",".join((OURS, *PEERS)), help="tools, between commas")
-    parser.add_argument("--networks", default=",".join(TASKS), help=f"some of {', '.join(TASKS)}")
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), help=f"some of {', '.join(PRECISIONS)}")
+    parser.add_argument("--only", default=",".join((OURS, *comparison.peers)), help="tools, between commas")
+    parser.add_argument("--networks", default=",".join(comparison.names))
+    parser.add_argument("--precisions", default=",".join(comparison.precisions))
     parser.add_argument("--seeds", type=int, default=3, help="from 0 on")
     parser.add_argument("--first-seed", type=int, default=0, help="instead of 0")
     parser.add_argument("--quick", action="store_true", help="fewer methods, evaluations and epochs")
-    parser.add_argument("--rows", type=Path, default=ROOT / "bench" / "results" / "accuracy.jsonl", help="kept here")
+    parser.add_argument("--rows", type=Path, default=ROOT / "bench" / "results" / comparison.rows)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "accuracy", help="trained networks are kept here")
     parser.add_argument("--again", metavar="TOOL[,TOOL]", help="measure the rows of these tools again")
     parser.add_argument("--page", action="store_true", help="write docs/accuracy.md's tables from the saved rows")
-    flags = parser.parse_args()
-    allowed = {"networks": TASKS, "precisions": PRECISIONS, "only": (OURS, *PEERS)}
+
+
+def start(parser: argparse.ArgumentParser, flags: argparse.Namespace, comparison: Comparison) -> None:
+    """Measures what is missing, or writes the page."""
+    allowed = {"networks": comparison.names, "precisions": comparison.precisions, "only": (OURS, *comparison.peers)}
     for option, values in allowed.items():
         unknown = [word for word in getattr(flags, option).split(",") if word not in values]
         if unknown:
@@ -336,14 +406,24 @@ def main() -> None:
         rows = list(read(flags.rows).values())
         if not rows:
             parser.error(f"there are no rows in {flags.rows}")
-        text = page_text(rows, {name: task.title for name, task in TASKS.items()})
-        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text, BEGIN, END), encoding="utf-8")
+        titles = {name: TASKS[name].title for name in comparison.names}
+        labels = [f"{bits} {way}".strip() for bits in comparison.precisions for way in comparison.ways]
+        text = page_text(rows, titles, labels)
+        begin, end = (f"<!-- {comparison.part}: {word} -->" for word in ("begin", "end"))
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text, begin, end), encoding="utf-8")
         return
     own = dict(peer.partition("=")[::2] for peer in flags.peer)
-    pythons = {peer: python for peer in PEERS if (python := own.get(peer, flags.peers))}
+    pythons = {peer: python for peer in comparison.peers if (python := own.get(peer, flags.peers))}
     torch.set_num_threads(1)
-    run(flags, flags.only.split(","), pythons)
+    run(flags, flags.only.split(","), pythons, comparison)
     print("\n".join(verdict(list(read(flags.rows).values()))))
+
+
+def main() -> None:
+    comparison = Comparison(tuple(TASKS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, comparison)
+    start(parser, parser.parse_args(), comparison)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a peer's adapter gets and gives. Adapters run in an environment of their own, as processes:
-`python peer_NAME.py [--quick] FOLDER,PRECISION,OUT.npz...`, one case after the other.
+`python peer_NAME.py [--quick] FOLDER,PRECISION,SEED,OUT.npz...`, one case after the other.
 
 FOLDER holds task.json (the network's name), weights.pt and data.npz. OUT.npz gets, for each method, the outputs on the
 validation and the test examples: as the peer predicts them, and as its file gives them on the runtime; or why there are
@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import QAT_EPOCHS, TASKS, Task, fit, outputs_of, qat_rates, restored
+from networks import TASKS, Parts, Task, fit, outputs_of, qat_rates, restored
 
-CALIBRATION = 256
 Computes = Callable[[np.ndarray], np.ndarray]
 
 
@@ -41,20 +40,22 @@ class Case:
         weights, activations: bits.
         folder: for files.
         quick: leave out what takes long.
+        seed: of the order of examples in training.
     """
 
     name: str
     task: Task
     model: torch.nn.Module
-    parts: list[tuple[np.ndarray, np.ndarray]]
+    parts: Parts
     weights: int
     activations: int
     folder: Path
     quick: bool
+    seed: int = 0
 
     @property
     def calibration(self) -> np.ndarray:
-        return self.parts[0][0][:CALIBRATION]
+        return np.asarray(self.parts[0][0][: self.task.calibration])
 
     def need_eight(self) -> None:
         if (self.weights, self.activations) != (8, 8):
@@ -73,12 +74,12 @@ class Case:
     @property
     def rates(self) -> tuple[float, ...]:
         """Of quantization-aware training, to be tried one after the other."""
-        return qat_rates(self.weights, self.activations)
+        return qat_rates(self.weights, self.activations) if self.task.qat_epochs else ()
 
     def tuned(self, model: torch.nn.Module, rate: float) -> None:
         """Trains a fake-quantized network with the task's loss."""
-        torch.manual_seed(0)
-        fit(self.task, model, *self.parts[0], 2 if self.quick else QAT_EPOCHS, rate, warm_up=True)
+        torch.manual_seed(self.seed)
+        fit(self.task, model, *self.parts[0], 2 if self.quick else self.task.qat_epochs, rate, warm_up=True)
 
 
 @dataclass
@@ -114,16 +115,16 @@ def of_module(model: Callable[[torch.Tensor], torch.Tensor]) -> Computes:
 def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
     """Runs an adapter."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="+", metavar="FOLDER,PRECISION,OUT")
+    parser.add_argument("cases", nargs="+", metavar="FOLDER,PRECISION,SEED,OUT")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for words in options.cases:
-        folder, precision, out = words.split(",")
+        folder, precision, seed, out = words.split(",")
         arrays: dict[str, Any] = {}
         try:
-            arrays = _answered(offers, Path(folder), precision, options.quick)
+            arrays = _answered(offers, Path(folder), precision, int(seed), options.quick)
         except NotOffered as why:
             arrays["not offered"] = str(why)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result
@@ -132,7 +133,9 @@ def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
         os.replace(f"{out}.part.npz", out)
 
 
-def _answered(offers: Callable[[Case], Sequence[Offer]], folder: Path, precision: str, quick: bool) -> dict[str, Any]:
+def _answered(
+    offers: Callable[[Case], Sequence[Offer]], folder: Path, precision: str, seed: int, quick: bool
+) -> dict[str, Any]:
     torch.manual_seed(0)
     name = json.loads((folder / "task.json").read_text())["name"]
     with np.load(folder / "data.npz") as held:
@@ -142,7 +145,7 @@ def _answered(offers: Callable[[Case], Sequence[Offer]], folder: Path, precision
     model = restored(name, weights, parts[0][0])
     arrays: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
-        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), quick)
+        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), quick, seed)
         for offer in offers(case):
             for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
                 for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():

@@ -22,10 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
+Parts = list[tuple[Any, np.ndarray]]
 # Examples to train on, to decide by, and to judge by.
 SIZES = (1500, 400, 1000)
-# Of every quantization-aware training, whoever's, and the rates that each tool tries at eight bits and with fewer.
+# Of every quantization-aware training, whoever's; the examples that calibrate; the rates that each tool tries at eight
+# bits and with fewer.
 QAT_EPOCHS = 6
+CALIBRATION = 256
 FINE_RATES, COARSE_RATES = (5e-4, 2e-3), (2e-3, 8e-3)
 
 
@@ -39,7 +42,12 @@ class Task:
         network: of a seed, untrained.
         loss: of outputs and targets, tensors.
         metric: of outputs and targets, arrays; the higher the better, and a mean over examples.
-        epochs: of float training.
+        epochs: of float training; 0 where a network comes with its weights.
+        qat_epochs: of quantization-aware training; 0: too few examples for it.
+        calibration: how many examples calibrate.
+        augmented: what becomes of a batch in training.
+        trained_by_seed: whether a seed gives a float network of its own, or the order of examples in
+            quantization-aware training alone.
     """
 
     title: str
@@ -48,6 +56,10 @@ class Task:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     metric: Callable[[np.ndarray, np.ndarray], float]
     epochs: int = 12
+    qat_epochs: int = QAT_EPOCHS
+    calibration: int = CALIBRATION
+    augmented: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
+    trained_by_seed: bool = True
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -296,7 +308,7 @@ def fit(
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
-            task.loss(model(*(x[rows] for x in tensors)), y[rows]).backward()
+            task.loss(model(*(task.augmented(x[rows]) for x in tensors)), y[rows]).backward()
             optimizer.step()
             schedule.step()
 
@@ -308,13 +320,15 @@ def trained(name: str, seed: int, data: list[tuple[np.ndarray, np.ndarray]]) -> 
     model = task.network()
     with torch.no_grad():
         model.eval()(torch.from_numpy(data[0][0][:2]))
-    fit(task, model.train(), *data[0], task.epochs, 5e-3)
+    if task.epochs:
+        fit(task, model.train(), *data[0], task.epochs, 5e-3)
     return model.eval()
 
 
-def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tuple[np.ndarray, np.ndarray]]]:
+def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, Parts]:
     """A float network, trained where that was not done before, its data, and the folder that holds both for adapters:
     task.json, data.npz and weights.pt."""
+    seed = seed if TASKS[name].trained_by_seed else 0
     held = folder / f"{name}_{seed}"
     parts = TASKS[name].data(seed)
     weights = held / "weights.pt"
@@ -361,10 +375,17 @@ def outputs_of(model: Callable[..., torch.Tensor], inputs: Any, batch: int = 250
         return np.concatenate([model(*part).numpy() for part in parts])
 
 
+if "REAL_DATA" in os.environ:  # `bench/real.py` and the adapters that it starts
+    from real_networks import REAL_TASKS
+
+    TASKS.update(REAL_TASKS)
+
 __all__ = [
+    "CALIBRATION",
     "QAT_EPOCHS",
     "SIZES",
     "TASKS",
+    "Parts",
     "Task",
     "accuracy",
     "fit",

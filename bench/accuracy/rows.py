@@ -36,6 +36,7 @@ class Row:
         methods: the metric on the validation examples of all methods that were tried.
         integers, differing: of the file's results, compared with what was predicted; 0 where real numbers are.
         seconds: what it took.
+        flash, arena, work: of our file: bytes, bytes of TFLite-Micro's arena, multiply-adds of an example.
         weights: a fingerprint of the float network, see `networks.fingerprint`. Trainings on another processor give
             another network, with which nothing is compared. Empty: of a row from before it was kept.
     """
@@ -54,6 +55,9 @@ class Row:
     integers: int = 0
     differing: int = 0
     seconds: float = 0.0
+    flash: int = 0
+    arena: int | None = None
+    work: int = 0
     weights: str = ""
 
     @property
@@ -156,7 +160,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on average"
         )
-    for precision in PRECISIONS:
+    for precision in dict.fromkeys(match.ours.precision for match in pairs):
         part = [match for match in pairs if match.ours.precision == precision]
         few = [match for match in part if PROPOSED[8] not in match.ours.note]
         for matched, which in ((part, ""), (few, f" without {PROPOSED[8]}")) if len(few) < len(part) else ((part, ""),):
@@ -183,20 +187,24 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
+def page_text(rows: Sequence[Row], titles: dict[str, str], precisions: Sequence[str]) -> str:
     """The tables of the page: means over seeds.
 
-    titles: of networks, by name.
+    titles: of networks, by name; precisions: as in rows, a table each.
     """
     lines = [*(f"- {line}." for line in verdict(rows)), ""]
     tools = [tool for tool in (OURS, *PEERS) if any(row.tool == tool and row.runtime is not None for row in rows)]
-    for precision in PRECISIONS:
+    for precision in precisions:
         part = [row for row in rows if row.precision == precision]
         shown = [tool for tool in tools if any(row.tool == tool and row.runtime is not None for row in part)]
         if OURS not in shown:
             continue
         words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
-        lines += [f"## {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
+        lines += [
+            f"## {'Mixed' + precision[5:] if precision.startswith('mixed') else precision.upper()}",
+            "",
+            _line(words),
+        ]
         lines.append(_line(["---"] * len(words)))
         for name, title in titles.items():
             ours = {row.seed: row for row in part if row.network == name and row.tool == OURS}
