@@ -66,15 +66,17 @@ def test_tables_hold_means_over_seeds() -> None:
     peers = [replace(PEER, seed=seed) for seed in range(2)]
     one = replace(PEER, tool="nncf")
     wide = replace(ours[0], note="results in 16 bits, as proposed")
-    assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
+    assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"}, rows.PRECISIONS)
     both = replace(wide, note="results in 16 bits and 8 bits for means, as proposed")
-    assert "| 91.0 * ‡ |" in rows.page_text([*plain, both, ours[1], *peers], {"digits8": "digits"})
-    text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
+    assert "| 91.0 * ‡ |" in rows.page_text([*plain, both, ours[1], *peers], {"digits8": "digits"}, rows.PRECISIONS)
+    text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"}, rows.PRECISIONS)
     assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.
     assert "| digits | 2 | 95.0 | 91.0 | 85.0 (predicted 93.0) (seed 0) | 85.0 (predicted 93.0) |\n" in text
     again = rows.page_text(
-        [*plain, replace(ours[0], weights="1f"), peers[0], replace(one, weights="1f")], {"digits8": "d"}
+        [*plain, replace(ours[0], weights="1f"), peers[0], replace(one, weights="1f")],
+        {"digits8": "d"},
+        rows.PRECISIONS,
     )
     assert "| d | 1 | 95.0 | 90.0 | 85.0 (predicted 93.0) | 85.0 (predicted 93.0) † |\n" in again
     assert "ViT" not in text and text.startswith("- 2 of 2 rows at least as good as the best peer")
