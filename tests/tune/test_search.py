@@ -18,14 +18,14 @@ torch = pytest.importorskip("torch")
 from networks import examples, trained  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
-from exactqat.tune.correction import corrected  # noqa: E402
+from exactqat.tune.correction import corrected, corrected_layer  # noqa: E402
 from exactqat.tune.equalization import equalized, groups  # noqa: E402
 from exactqat.tune.evaluations import Task  # noqa: E402
 from exactqat.tune.metrics import Data, Mark, decibels  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
 from exactqat.tune.ranges import WAYS, chosen, open_grids  # noqa: E402
-from exactqat.tune.rounding import rounded  # noqa: E402
-from exactqat.tune.variants import Observer, Seen  # noqa: E402
+from exactqat.tune.rounding import with_learned_rounding  # noqa: E402
+from exactqat.tune.variants import Observer, Seen, rows_of  # noqa: E402
 
 DATA = examples(256, 1)
 IMAGES = torch.from_numpy(examples(512, 0)[0])
@@ -270,9 +270,11 @@ def test_equalized_networks_are_the_same_in_real_numbers() -> None:
     chains = groups(candidate)
     assert [(group.first.path, *(step.path for step in group.readers)) for group in chains] == [("first", "second")]
     observer = Observer(candidate, Data(DATA, True))
-    changed, count = equalized(candidate, observer, chains)
-    assert count == 1
+    changed, factors = equalized(candidate, observer, chains)
+    assert list(factors) == ["first"]
+    scaled = observer.scaled(changed, factors).values
     after = Observer(changed, Data(DATA, True))
+    assert decibels({"": after.values["first"]}, {"": scaled["first"]}) > 40
     ranges = replace(changed, ranges={name: (interval.least, interval.most) for name, interval in after.seen().items()})
     last = candidate.graph().outputs[0]
     plain = {"": outputs_of(model, DATA[0])}
@@ -321,13 +323,15 @@ def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
     candidate = Candidate.of(calibrated(trained(), weight_bits=3))
     observer = Observer(candidate, Data(DATA, True))
     operator = next(operator for operator in candidate.graph().operators if operator.outputs[0] == layer)
-    change = dict(rounded(candidate, observer))[layer]
-    changed = change(candidate)
-    codes = [version.numbers().weights[layer].codes for version in (candidate, changed)]
-    moved = np.abs(codes[0] - codes[1])
-    assert 0 < (moved > 0).mean() < 0.6 and moved.max() == 1
-    scales = [version.numbers().weights[layer].scale for version in (candidate, changed)]
-    assert np.array_equal(*scales)
+    places = next(places for other, places in observer.layers(candidate) if other.outputs[0] == layer)
+    rows = rows_of(operator, candidate.graph())
+    assert rows is not None
+    changed = with_learned_rounding(observer, operator, places, rows, candidate)
+    changed = corrected_layer(changed, observer, operator, places, False)
+    before, after = (version.numbers().weights[layer] for version in (candidate, changed))
+    assert 0 < (before.codes != after.codes).mean() < 0.9
+    # Ranges may clip, never widen.
+    assert np.all(after.scale <= before.scale * (1 + 1e-6)) and np.all(after.scale > before.scale / 2.1)
 
     def error(now: Candidate) -> float:
         fine, device = observer.sums(operator, now.graph())
@@ -396,8 +400,8 @@ def test_smoothing_changes_no_real_number(strength: float) -> None:
     assert {group.first.path: [step.path for step in group.readers] for group in chains if group.scales} == {
         "norms.0": ["query", "key", "value"], "norms.1": ["wide"],
     }  # fmt: skip
-    changed, count = equalized(candidate, Observer(candidate, Data(data, True)), chains, strength)
-    assert count == 2
+    changed, factors = equalized(candidate, Observer(candidate, Data(data, True)), chains, strength)
+    assert len(factors) == 2
     before = {name: value.clone() for name, value in model.state_dict().items()}
     moved = changed.changed_from(candidate)
     assert set(moved) == {

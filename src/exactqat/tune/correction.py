@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from .metrics import Data
-from .network import Candidate
+from ..deploy.graph import Operator
+from .network import Candidate, Places
 from .variants import Observer
 
 # A channel's deviation is scaled by at most this.
 LARGEST_SCALE = 1.5
 
 
-def corrections(candidate: Candidate, data: Data, with_scale: bool) -> list[tuple[str, Candidate]]:
+def corrections(candidate: Candidate, observer: Observer, with_scale: bool) -> list[tuple[str, Candidate]]:
     """The candidate whose biases give the means of the fine network. with_scale: whose batch norms give its means and
     deviations."""
-    changed, count = corrected(candidate, Observer(candidate, data), with_scale)
+    changed, count = corrected(candidate, observer, with_scale)
     return [(f"of {count} layers", changed)] if count else []
 
 
@@ -31,30 +31,39 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
     """
     count = 0
     for operator, places in observer.layers(candidate):
-        weights = places.step.weights
-        assert weights is not None
-        norm = weights.batch_norm
-        bias = norm.bias if norm is not None else weights.bias
-        unknown = operator.inputs[0] not in observer.values or bias is None or not candidate.may_change(bias)
-        if unknown or bias is None or (with_scale and (norm is None or norm.weight is None)):
-            continue
-        fine, device = (sums[:, np.argsort(places.channels)] for sums in observer.sums(operator, candidate.graph()))
-        tensors = dict(candidate.tensors)
-        if with_scale:
-            assert norm is not None and norm.weight is not None
-            fine_deviation, deviation = fine.std(0), device.std(0)
-            ratio = np.ones_like(deviation)
-            usable = (deviation > 0) & (fine_deviation > 0)
-            ratio[usable] = np.clip(fine_deviation[usable] / deviation[usable], 1 / LARGEST_SCALE, LARGEST_SCALE)
-            run = candidate.run()
-            factor, offset = (np.asarray(array, np.float64) for array in run.factor_and_offset(norm))
-            mean = np.asarray(run.constant(norm.mean), np.float64)
-            own = np.zeros_like(offset) if not weights.bias else np.asarray(run.constant(weights.bias), np.float64)
-            wanted = (own * factor + offset - device.mean(0)) * ratio + fine.mean(0)
-            tensors[bias] = (wanted - (own - mean) * factor * ratio).astype(np.float32)
-            tensors[norm.weight] = (np.asarray(tensors[norm.weight], np.float64) * ratio).astype(np.float32)
-        else:
-            held = np.asarray(tensors[bias], np.float64)
-            tensors[bias] = (held - (device.mean(0) - fine.mean(0))).astype(np.float32)
-        candidate, count = replace(candidate, tensors=tensors), count + 1
+        changed = corrected_layer(candidate, observer, operator, places, with_scale)
+        candidate, count = changed, count + (changed is not candidate)
     return candidate, count
+
+
+def corrected_layer(
+    candidate: Candidate, observer: Observer, operator: Operator, places: Places, with_scale: bool
+) -> Candidate:
+    """As `corrected`, of one layer; the candidate itself if the layer has nothing to be corrected."""
+    weights = places.step.weights
+    assert weights is not None
+    norm = weights.batch_norm
+    bias = norm.bias if norm is not None else weights.bias
+    if operator.inputs[0] not in observer.values or bias is None or not candidate.may_change(bias):
+        return candidate
+    if with_scale and (norm is None or norm.weight is None):
+        return candidate
+    fine, device = (sums[:, np.argsort(places.channels)] for sums in observer.sums(operator, candidate.graph()))
+    tensors = dict(candidate.tensors)
+    if not with_scale:
+        held = np.asarray(tensors[bias], np.float64)
+        tensors[bias] = (held - (device.mean(0) - fine.mean(0))).astype(np.float32)
+        return replace(candidate, tensors=tensors)
+    assert norm is not None and norm.weight is not None
+    fine_deviation, deviation = fine.std(0), device.std(0)
+    ratio = np.ones_like(deviation)
+    usable = (deviation > 0) & (fine_deviation > 0)
+    ratio[usable] = np.clip(fine_deviation[usable] / deviation[usable], 1 / LARGEST_SCALE, LARGEST_SCALE)
+    run = candidate.run()
+    factor, offset = (np.asarray(array, np.float64) for array in run.factor_and_offset(norm))
+    mean = np.asarray(run.constant(norm.mean), np.float64)
+    own = np.zeros_like(offset) if not weights.bias else np.asarray(run.constant(weights.bias), np.float64)
+    wanted = (own * factor + offset - device.mean(0)) * ratio + fine.mean(0)
+    tensors[bias] = (wanted - (own - mean) * factor * ratio).astype(np.float32)
+    tensors[norm.weight] = (np.asarray(tensors[norm.weight], np.float64) * ratio).astype(np.float32)
+    return replace(candidate, tensors=tensors)

@@ -14,11 +14,12 @@ from ..kit.device import OPERATORS
 from ..kit.planning.plans import PlanStep
 from ..qat.train.core import primitives_numpy
 from ..qat.train.core.weights import per_channel
-from .metrics import Data
 from .network import Candidate, real_weights
 from .ranges import ranges_of_all
 from .variants import Observer
 
+# What was done in words, the network, and what is observed of it.
+Scaled = tuple[str, Candidate, Observer]
 # How much of the differences between a normalization's channels goes into the weights of what reads it.
 STRENGTHS = (0.5, 0.75, 1.0)
 # Larger factors do not mean channels of different size, but dead ones.
@@ -38,30 +39,25 @@ class Group:
     scales: bool
 
 
-def equalizations(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+def equalizations(candidate: Candidate, observer: Observer) -> list[Scaled]:
     """The candidate with its layers equalized, with ranges chosen in each way."""
-    return _scaled(candidate, data, [group for group in groups(candidate) if not group.scales], (0.5,))
+    return _scaled(candidate, observer, [group for group in groups(candidate) if not group.scales], (0.5,))
 
 
-def smoothings(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+def smoothings(candidate: Candidate, observer: Observer) -> list[Scaled]:
     """The candidate with its normalizations smoothed, at each strength and with ranges chosen in each way."""
-    return _scaled(candidate, data, [group for group in groups(candidate) if group.scales], STRENGTHS)
+    return _scaled(candidate, observer, [group for group in groups(candidate) if group.scales], STRENGTHS)
 
 
 def _scaled(
-    candidate: Candidate, data: Data, chosen: Sequence[Group], strengths: Sequence[float]
-) -> list[tuple[str, Candidate]]:
-    if not chosen:
-        return []
-    observer, tried = Observer(candidate, data), []
-    for strength in strengths:
-        changed, count = equalized(candidate, observer, chosen, strength)
+    candidate: Candidate, observer: Observer, chosen: Sequence[Group], strengths: Sequence[float]
+) -> list[Scaled]:
+    tried = []
+    for strength in strengths if chosen else ():
+        changed, factors = equalized(candidate, observer, chosen, strength)
+        count, scaled = len(factors), observer.scaled(changed, factors)
         what = f"{count} layers" if len(strengths) == 1 else f"{count} layers, {strength:.0%}"
-        try:
-            ways = ranges_of_all(changed, data) if count else []
-        except ValueError:  # the device has no such network
-            continue
-        tried += [(f"{what}, {way}", ranged) for way, ranged in ways]
+        tried += [(f"{what}, {way}", ranged, scaled) for way, ranged in ranges_of_all(changed, scaled) if count]
     return tried
 
 
@@ -103,14 +99,15 @@ def groups(candidate: Candidate) -> list[Group]:
 
 def equalized(
     candidate: Candidate, observer: Observer, chosen: Sequence[Group], strength: float = 0.5
-) -> tuple[Candidate, int]:
-    """The candidate with its groups equalized, and the number of groups. Ranges have to be chosen again.
+) -> tuple[Candidate, dict[str, np.ndarray]]:
+    """The candidate with its groups equalized, and by what the channels of each group's result are multiplied. Ranges
+    have to be chosen again.
 
     Args:
         strength: how much of the differences between channels goes into the readers' weights: 1 leaves none in what is
             stored, 0 moves none into the weights.
     """
-    tensors, count = dict(candidate.tensors), 0
+    tensors, factors = dict(candidate.tensors), {}
     for group in chosen:
         first, values = group.first, observer.values.get(group.first.path)
         assert first.weights is not None
@@ -149,8 +146,8 @@ def equalized(
             scaled[name] = np.asarray(tensors[name], np.float32), axis, np.reciprocal(factor)
         for name, (array, axis, by) in scaled.items():
             tensors[name] = array * per_channel(primitives_numpy, by, array.ndim, axis)
-        count += 1
-    return replace(candidate, tensors=tensors), count
+        factors[first.path] = np.reciprocal(factor)
+    return replace(candidate, tensors=tensors), factors
 
 
 def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channels: int) -> int | None:

@@ -25,7 +25,7 @@ from .assignment import FEW, Assignments
 from .metrics import Data, Mark, Metric
 from .network import Candidate
 from .precisions import Part, Precisions, layer_of
-from .variants import Observer, Outputs, Variants
+from .variants import Outputs, Seen, Variants
 
 WIDE = 16
 
@@ -82,7 +82,9 @@ class Proposal(Finding):
         return True
 
 
-def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, higher_is_better: bool) -> Proposal | None:
+def proposed(
+    start: Candidate, best: Candidate, seen: Mapping[str, Seen], data: Data, metric: Metric, higher_is_better: bool
+) -> Proposal | None:
     """16 bits at the end of a network and 8 bits where results of fewer are averaged.
 
     Only if the present bits clearly cost accuracy even with all else in 16 bits, and the proposed ones cost clearly
@@ -92,9 +94,10 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         start: the network as it was given: ranges that clip large values may spare the metric, but they would hinder
             training.
         best: as a search left it.
+        seen: what the tensors of each grid hold.
         data: used for no other choice.
     """
-    plan, seen = best.plan, Observer(best, data).seen()
+    plan = best.plan
     end, averaged = _end_of(plan), _averaged(best)
     others = [step.path for step in plan.stored_steps if step.path not in end and step.grid not in averaged]
     assignments = Assignments(best, seen, (), (FEW, WIDE), keep=others)

@@ -10,7 +10,6 @@ import numpy as np
 from ..kit.planning.plans import Plan
 from ..qat.train.core import primitives_numpy
 from ..qat.train.core.ranges import least_error_fraction
-from .metrics import Data
 from .network import Candidate, Ends
 from .variants import Observer, Seen
 
@@ -80,9 +79,9 @@ def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> floa
     return fraction
 
 
-def ranges_of_all(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+def ranges_of_all(candidate: Candidate, observer: Observer) -> list[tuple[str, Candidate]]:
     """The candidate with the ranges of all open grids chosen the same way, for each way."""
-    seen, plan = Observer(candidate, data).seen(), candidate.plan
+    seen, plan = observer.seen(), candidate.plan
     tried = []
     for way in WAYS:
         ranges = {name: chosen(way, seen[name], plan, name) for name in open_grids(candidate) if name in seen}

@@ -18,7 +18,7 @@ from ..kit.device import Profile, profile_named
 from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
 from .correction import corrections
-from .equalization import equalizations, smoothings
+from .equalization import Scaled, equalizations, smoothings
 from .evaluations import Evaluations
 from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate, Ends
@@ -27,8 +27,8 @@ from .ranges import WAYS, chosen, open_grids, ranges_of_all
 from .rounding import rounded
 from .variants import Observer
 
-# What a method tries: networks, each with what was done in words.
-Method = Callable[[Candidate, Data], Sequence[tuple[str, Candidate]]]
+# What a method tries: networks, each with what was done in words, and what is observed of it where that changes.
+Method = Callable[[Candidate, Observer], Sequence[tuple[str, Candidate] | Scaled]]
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,9 @@ def search(
         raise ValueError(f"data has {examples.examples} examples, too few to hold some out")
     parts = examples.only(np.sort(order[judges:])), examples.only(np.sort(order[:judges]))
     clock = Clock("search", budget, progress)
-    result = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
-    return replace(result, proposal=proposed(start, result.candidate, examples, metric, higher_is_better))
+    searching = _Searching(start, parts, metric, higher_is_better, budget, executor, clock)
+    result, seen = searching.run(), searching.observer.seen()
+    return replace(result, proposal=proposed(start, result.candidate, seen, examples, metric, higher_is_better))
 
 
 class _Searching:
@@ -223,6 +224,7 @@ class _Searching:
         self.best, self.parts, self.higher = start.settled(), parts, higher_is_better
         self.left, self.clock, self.evaluations = budget, clock, 0
         self.trials: list[Trial] = []
+        self.observer = Observer(start, parts[0])
         self.evaluators = [Evaluations(start, part, metric, executor) for part in parts]
 
     def run(self) -> Search:
@@ -237,9 +239,7 @@ class _Searching:
         self._best_of("smoothing", smoothings)
         self._best_of("batch norms", functools.partial(corrections, with_scale=True))
         self._best_of("biases", functools.partial(corrections, with_scale=False))
-        if self.left >= 3:
-            changes = (change for _, change in rounded(self.best, Observer(self.best, self.parts[0])))
-            self._one_by_one("rounding of weights", "layers", changes, self.evaluations)
+        self._best_of("rounding of weights", rounded)
         if self.trials[0].held_out.better_than(self.judged, self.higher):
             self.best = start
             self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
@@ -256,22 +256,24 @@ class _Searching:
 
     def _best_of(self, name: str, method: Method) -> None:
         """Keeps the best network that a method tries, if it is better."""
-        tried = method(self.best, self.parts[0])[: self.left - 1] if self.left >= 2 else []
+        tried = method(self.best, self.observer)[: self.left - 1] if self.left >= 2 else []
         if tried:
             before = self.evaluations
-            marks = self._marks([candidate for _, candidate in tried])
+            marks = self._marks([candidate for _, candidate, *_ in tried])
             at = 0
             for position, mark in enumerate(marks):
                 if mark.better_than(marks[at], self.higher):
                     at = position
-            self._settle(name, *tried[at], marks[at], self.evaluations - before)
+            what, candidate, *observer = tried[at]
+            if self._settle(name, what, candidate, marks[at], self.evaluations - before) and observer:
+                (self.observer,) = observer
 
     def _ranges_of_each(self) -> None:
         """Chooses ranges tensor by tensor: each by itself at first, then one after another, the best first.
 
         As many as the budget allows: those whose ranges differ most between the ways.
         """
-        seen = Observer(self.best, self.parts[0]).seen()
+        seen = self.observer.seen()
         options: dict[str, list[Ends]] = {}
         for grid in open_grids(self.best):
             if grid in seen:
@@ -314,12 +316,14 @@ class _Searching:
                 now, fitted, taken = changed, mark, taken + 1
         self._settle(name, f"of {taken} {what}", now, fitted, self.evaluations - before)
 
-    def _settle(self, name: str, what: str, candidate: Candidate, fitted: Mark, evaluations: int) -> None:
+    def _settle(self, name: str, what: str, candidate: Candidate, fitted: Mark, evaluations: int) -> bool:
+        """Whether a network is kept, as the held-out examples agree."""
         (judged,) = self._marks([candidate], 1)
         kept = fitted.better_than(self.fitted, self.higher) and judged.better_than(self.judged, self.higher)
         self.trials.append(Trial(name, what, fitted, judged, kept, evaluations + 1))
         if kept:
             self.best, self.fitted, self.judged = candidate, fitted, judged
+        return kept
 
     def _marks(self, candidates: Sequence[Candidate], part: int = 0) -> list[Mark]:
         """The mark of each candidate, in order. The most expensive part; the candidates are independent of one

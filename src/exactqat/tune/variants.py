@@ -4,9 +4,11 @@ within."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -14,8 +16,10 @@ from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph, Operator
 from ..deploy.simulate import compile as compiled
 from ..kit.device import OPERATORS
-from ..kit.device.tensor import CODE_RANGES, dequantize
+from ..kit.device.arithmetic import windows_of
+from ..kit.device.tensor import CODE_RANGES, Tensor, dequantize
 from ..kit.device.weighted import Weighted
+from ..kit.engine.compiled import Compiled
 from ..kit.progress import Clock, Progress
 from .metrics import Data, Inputs
 from .network import Candidate, Places
@@ -26,8 +30,12 @@ from .reasons import Values, reasons_of_weights
 MEMORY, TOGETHER = 2**28, 64
 # Rounds in which the fine grids are fitted to the data.
 ROUNDS = 5
-# How many values of each grid are kept, and examples that statistics are computed from.
-SAMPLE, EXAMPLES = 2**17, 256
+# How many values of each grid are kept, and rows of operands of each layer.
+SAMPLE, ROWS = 2**17, 2**13
+# The most examples that statistics are computed from, and bytes of their tensors; the fewest, whatever their size.
+EXAMPLES, OBSERVED, FEWEST = 256, 2**29, 16
+# Bytes of the sums of one layer that are looked at.
+SUMMED = 2**26
 
 # The parts that are fine.
 Fine = frozenset[Part]
@@ -153,7 +161,7 @@ class Variants:
 
 
 def _same(base: Graph, graph: Graph) -> set[str]:
-    """Names of the tensors that two graphs compute identically."""
+    """Names of the tensors that two graphs compute identically, from the same objects."""
     makers = {name: operator for operator in base.operators for name in operator.outputs}
     same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
     for operator in graph.operators:
@@ -165,10 +173,44 @@ def _same(base: Graph, graph: Graph) -> set[str]:
     return same
 
 
+def sharing(base: Graph, graph: Graph) -> Graph:
+    """A graph with the objects of another one where they say the same."""
+
+    def alike(own: Tensor, other: Tensor) -> bool:
+        if (own.shape, own.dtype, own.data is None) != (other.shape, other.dtype, other.data is None):
+            return False
+        grids = (own.quantization, other.quantization)
+        fields = [[grid.scale, grid.zero_point, str(grid.axis), grid.dtype] for grid in grids]
+        if not all(map(np.array_equal, *fields)):
+            return False
+        return own.data is None or np.array_equal(own.data, np.asarray(other.data))
+
+    def tensor(own: Tensor) -> Tensor:
+        other = base.tensors.get(own.name)
+        return other if other is not None and alike(own, other) else own
+
+    makers = {operator.outputs: operator for operator in base.operators}
+
+    def shared(own: Operator) -> Operator:
+        other = makers.get(own.outputs)
+        if other is None or (own.kind, own.inputs, own.attributes.keys()) != (
+            other.kind,
+            other.inputs,
+            other.attributes.keys(),
+        ):
+            return own
+        same = all(np.array_equal(value, other.attributes[name]) for name, value in own.attributes.items())
+        return other if same else own
+
+    tensors = {name: tensor(own) for name, own in graph.tensors.items()}
+    return replace(graph, tensors=tensors, operators=tuple(map(shared, graph.operators)))
+
+
 def fine_outputs(network: Candidate, data: Data) -> Outputs:
     """The float network's outputs, from 16 bits."""
     variants = Variants(Precisions(network), data)
-    return variants.outputs([])[variants.fine]
+    graph = variants.precisions.variant(variants.fine)
+    return output_values(graph, variants.codes(graph, graph.outputs))
 
 
 @dataclass(frozen=True)
@@ -188,25 +230,42 @@ class Seen:
 class Observer(Variants):
     """A candidate in 16 bits and on the device, on a few examples.
 
-    Only the fine network is computed once; the device's changes with each trial.
+    The fine network is computed once, and stands for the float network of all candidates that come of this one. The
+    device's changes with each trial; what a trial leaves as it was is not computed again.
 
     Attributes:
-        candidate: with ranges as they are lowered.
-        values: every activation of the fine network by the graph's tensor name, real numbers.
+        reference: the candidate that the fine network is of.
+        values: every activation of the fine network by the graph's tensor name, real numbers, float32.
     """
 
-    def __init__(self, candidate: Candidate, data: Data, examples: int = EXAMPLES) -> None:
+    def __init__(self, candidate: Candidate, data: Data) -> None:
         self.candidate = candidate.settled()
-        super().__init__(Precisions(candidate), data.only(np.arange(min(examples, data.examples))))
-        graph = self.precisions.graph
+        precisions = Precisions(candidate)
+        graph = precisions.graph
         names = [name for name in (*graph.inputs, *graph.results()) if graph.tensors[name].dtype in CODE_RANGES]
+        bytes_each = sum(2 * math.prod(graph.tensors[name].shape) for name in names)
+        examples = min(EXAMPLES, data.examples, max(FEWEST, OBSERVED // max(bytes_each, 1)))
+        super().__init__(precisions, data.only(np.arange(examples)))
         fine = {name: self.precisions.fine_tensor(name) for name in names}
         codes = self.codes(self.precisions.variant(self.fine))
-        self.values = {
-            name: dequantize(codes[tensor.name], tensor.quantization)
-            for name, tensor in fine.items()
-            if tensor.name in codes
-        }
+        self.values: Mapping[str, np.ndarray] = _Dequantized(
+            {name: (codes[tensor.name], tensor) for name, tensor in fine.items() if tensor.name in codes}, {}
+        )
+        self.reference = self.candidate
+        self._weights = self.precisions.weights
+        self._engine: Compiled | None = None
+        self._device: tuple[Graph, dict[str, np.ndarray]] = (graph, {})
+
+    def scaled(self, candidate: Candidate, factors: Mapping[str, np.ndarray]) -> Observer:
+        """What is observed of a candidate that is the same network in real numbers, some of whose tensors hold other
+        multiples, channel by channel.
+
+        factors: of the last axis, by the tensor's name.
+        """
+        observer = copy.copy(self)
+        observer.reference, observer._weights = candidate, candidate.fine_weights()
+        observer.values = cast(_Dequantized, self.values).scaled(factors)
+        return observer
 
     def seen(self) -> dict[str, Seen]:
         """What the tensors of each grid hold, by its name."""
@@ -236,12 +295,54 @@ class Observer(Variants):
         graph: the candidate's current one, whose weights and earlier layers may have changed.
         """
         input, filter, bias = (graph.tensors[name] for name in operator.inputs)
-        kept = self.precisions.weights[operator.inputs[1]]
-        fine = _summed(operator, graph, self.values[operator.inputs[0]], kept.codes, kept.scale, kept.bias)
-        values = dequantize(self.codes(graph, [input.name])[input.name], input.quantization)
+        size = 8 * math.prod(graph.tensors[operator.outputs[0]].shape[1:]) * len(self.values[input.name])
+        every = slice(None, None, -(-size // SUMMED))
+        kept = self._weights[filter.name]
+        fine = _summed(operator, graph, self.values[input.name][every], kept.codes, kept.scale, kept.bias)
+        values = dequantize(self.device_codes(graph, input.name)[every], input.quantization)
         assert filter.data is not None and bias.data is not None
         real = bias.data.astype(np.float64) * bias.quantization.scale.astype(np.float64)
         return fine, _summed(operator, graph, values, filter.data, filter.quantization.scale, real)
+
+    def device_codes(self, graph: Graph, name: str) -> np.ndarray:
+        """The codes of a tensor on the device. graph: a candidate's; what it has in common with the one before is kept
+        from there."""
+        before, stored = self._device
+        graph = sharing(before, graph)
+        same = _same(before, graph)
+        codes = {tensor: array for tensor, array in stored.items() if tensor in same}
+        if name not in codes:
+            if not codes.keys() >= set(graph.inputs):
+                codes = {**codes_of(graph, self.data.inputs), **codes}
+            order = [*graph.inputs, *graph.results()]
+            wanted = [tensor for tensor in order[: order.index(name) + 1] if tensor not in codes]
+            self._engine = compiled(graph, self.precisions.device, self._engine)
+            codes |= self._engine.run(codes, wanted, self._together)
+        self._device = graph, codes
+        return codes[name]
+
+    def operands(self, operator: Operator, graph: Graph, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What meets the weights of an operator in the fine network and on the device, float32 [groups, rows, inputs],
+        in steps of the device's operand from its zero point; some `ROWS` rows, evenly taken.
+
+        Args:
+            graph: the candidate's, whose weights and earlier layers may have changed.
+            rows: positions in the filter, [groups, outputs, inputs], see `rows_of`.
+        """
+        input, filter = (graph.tensors[name] for name in operator.inputs[:2])
+        scale, zero_point = input.quantization.scale[0], int(input.quantization.zero_point[0])
+        device = self.device_codes(graph, input.name).astype(np.float32) - np.float32(zero_point)
+        met = []
+        for values in (self.values[input.name] / scale, device):
+            if len(filter.shape) == 4:
+                windows = windows_of(values, filter.shape[1:3], operator.attributes, 0)
+                places = math.prod(windows.shape[:3])
+                chosen = np.unravel_index(np.arange(0, places, places // ROWS | 1), windows.shape[:3])
+                values = windows[chosen]
+            groups = np.split(values, len(rows), -1)
+            parts = [group.reshape(-1, rows.shape[2]) for group in groups]
+            met.append(np.stack([part[:: len(part) // ROWS | 1] for part in parts]))
+        return met[0], met[1]
 
 
 def _summed(
@@ -255,7 +356,44 @@ def _summed(
     assert isinstance(declaration, Weighted)
     shape = [1] * codes.ndim
     shape[declaration.filter_axis] = -1
-    filter = codes.astype(np.float64) * scale.astype(np.float64).reshape(shape)
-    output = graph.tensors[operator.outputs[0]]
-    sums = declaration.wide_sums(values.astype(np.float64), filter, output, operator.attributes)
+    filter = codes.astype(np.float32) * scale.astype(np.float32).reshape(shape)
+    sums = declaration.wide_sums(values, filter, graph.tensors[operator.outputs[0]], operator.attributes)
     return np.asarray(sums.reshape(-1, sums.shape[-1]) + bias)
+
+
+class _Dequantized(Mapping[str, np.ndarray]):
+    """Codes as real numbers, made when they are asked for. factors: of channels, by name."""
+
+    def __init__(self, codes: dict[str, tuple[np.ndarray, Tensor]], factors: Mapping[str, np.ndarray]) -> None:
+        self._codes, self._factors = codes, factors
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        codes, tensor = self._codes[name]
+        values = dequantize(codes, tensor.quantization)
+        return values * self._factors[name] if name in self._factors else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._codes)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def scaled(self, factors: Mapping[str, np.ndarray]) -> _Dequantized:
+        both = {name: factor * self._factors.get(name, np.float32(1)) for name, factor in factors.items()}
+        return _Dequantized(self._codes, {**self._factors, **both})
+
+
+def rows_of(operator: Operator, graph: Graph) -> np.ndarray | None:
+    """Positions in an operator's flattened filter, int64 [groups, outputs, inputs]; None: its operands are not looked
+    at that way."""
+    shape, axis = graph.tensors[operator.inputs[1]].shape, OPERATORS[operator.kind].filter_axis
+    positions = np.arange(math.prod(shape)).reshape(shape)
+    if len(shape) == 2 and axis == 0:
+        return positions[None]
+    if len(shape) != 4 or not {"dilations", "padding", "strides"} <= set(operator.attributes):
+        return None
+    channels = graph.tensors[operator.inputs[0]].shape[3]
+    if axis == 0:
+        groups = channels // shape[3]
+        return positions.reshape(groups, shape[0] // groups, -1)
+    return positions.reshape(shape[1] * shape[2], channels, -1).transpose(1, 2, 0)

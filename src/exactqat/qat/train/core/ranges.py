@@ -150,8 +150,8 @@ def learned_start(p: NumberPrimitives, x: Array, low: Array, high: Array, bits: 
     # All fractions at once, as channels.
     fractions = p.array(_FRACTIONS, values)
     values = values + fractions * 0.0
-    ends = (end * fractions for end in usable(p, low, high, is_int16))
-    error = p.fake_quantize(values, *ends, bits, False) - values
+    least, most = usable(p, low, high, is_int16)
+    error = p.fake_quantize(values, least * fractions, most * fractions, bits, False) - values
     error = p.sum(error * error, (0,))
     fraction = p.amax(p.where(error <= p.amin(error, (0,)), fractions, 0.0), (0,))
     return low * fraction, high * fraction
