@@ -31,6 +31,7 @@ from ...kit.device.file_forms import (
     ONTO_A_GRID,
     SHAPE_ARITHMETIC,
     SHAPE_OF,
+    TO_REAL,
     FileOperator,
     Unreadable,
     has_room,
@@ -719,8 +720,8 @@ class _Reader:
         if tensor.data is not None:
             return replace(real, data=dequantize(tensor.data, tensor.quantization))
         if name not in self.used:
-            self.between.append(Operator("DEQUANTIZE", (tensor.name,), (name,), {}, unsigned=True))
-            check_operator(self.between[-1], {tensor.name: tensor, name: real}, {tensor.name}, "DEQUANTIZE")
+            self.between.append(Operator(TO_REAL, (tensor.name,), (name,), {}, unsigned=True))
+            check_operator(self.between[-1], {tensor.name: tensor, name: real}, {tensor.name}, TO_REAL)
             self.used[name] = real
         return self.used[name]
 

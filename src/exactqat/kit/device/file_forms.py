@@ -19,8 +19,9 @@ from .refusals import Unreadable
 from .tensor import Tensor
 
 # Of TensorFlow Lite: what brings an input onto a grid, and what takes an output off it.
-ONTO_A_GRID = ("QUANTIZE",)
-OFF_A_GRID = ("QUANTIZE", "DEQUANTIZE")
+TO_CODES, TO_REAL = "QUANTIZE", "DEQUANTIZE"
+ONTO_A_GRID = (TO_CODES,)
+OFF_A_GRID = (TO_CODES, TO_REAL)
 
 
 # Of an options table; enumerations by the name of their value, as ("Padding", "SAME").

@@ -18,6 +18,7 @@ from ...deploy.trainable import lowered_as_planned
 from ...deploy.weights_on_grid import Trainable, unit_of, weights_on_grid
 from ...kit.device import OPERATORS
 from ...kit.device.activation import on_any_grid
+from ...kit.device.file_forms import TO_CODES, TO_REAL
 from ...kit.device.operator import FLOAT, Attributes, Call, Refusal, need
 from ...kit.device.profile import ONNXRUNTIME_X86
 from ...kit.device.tensor import INDICES, Tensor, dequantize, quantize
@@ -191,7 +192,7 @@ def as_others_write(graph: Graph, stored: Collection[str]) -> Graph:
             continue
         if name not in reals:
             source = replace(tensors[name], name=f"{name}/real", dtype=FLOAT, quantization=INDICES)
-            reals[name] = add("DEQUANTIZE", name, source, {})
+            reals[name] = add(TO_REAL, name, source, {})
         real, output = reals[name], tensors[result]
         if not declaration.changes_dtype:
             whole = replace(output, name=f"{result}/computed", dtype=FLOAT, quantization=INDICES)
@@ -199,7 +200,7 @@ def as_others_write(graph: Graph, stored: Collection[str]) -> Graph:
         if again:
             reals[result] = real
         else:
-            add("QUANTIZE", real, output, {})
+            add(TO_CODES, real, output, {})
     used = {name for operator in operators for name in (*operator.inputs, *operator.outputs)} | set(graph.inputs)
     held = {name: tensor for name, tensor in tensors.items() if name in used}
     return replace(graph, tensors=held, operators=tuple(operators))
