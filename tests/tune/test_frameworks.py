@@ -48,9 +48,13 @@ def test_jax_finds_what_pytorch_finds() -> None:
     rows = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
     assert len(rows) == 5
     alike(rows, in_pytorch())
-    searched = tune.search((prepared, params, state), (INPUTS, CLASSES), budget=40)
+    few = qat.prepare(
+        apply, INPUTS[:2], [qat.Rule(weight_bits=4)], variables={"first": WEIGHTS[0], "last": WEIGHTS[1]}
+    )
+    calibrated = few, *few.calibrate(*few.init(), [INPUTS])
+    searched = tune.search(calibrated, (INPUTS, CLASSES), budget=40)
     assert searched.after.decibels > searched.before.decibels
-    lowered = prepared.lower(*prepared.freeze(*searched.apply((prepared, params, state))))
+    lowered = few.lower(*few.freeze(*searched.apply(calibrated)))
     for one, other in zip(lowered.tensors.values(), searched.graph.tensors.values(), strict=True):
         assert one.quantization.equals(other.quantization)
         assert one.data is other.data is None or np.array_equal(one.data, other.data)
