@@ -32,7 +32,7 @@ from summary import (
 )
 
 WIDTH = 120
-BEGIN, END = "<!-- bench/run.py --readme: begin -->", "<!-- bench/run.py --readme: end -->"
+BEGIN, END = "<!-- bench/run.py --page: begin -->", "<!-- bench/run.py --page: end -->"
 # The columns of the rows' tables, and how each peer is called there.
 PEERS = {
     "TensorFlow": "TF",
@@ -306,12 +306,9 @@ def _print_goals(console: Console, results: dict[str, Any]) -> None:
 
 # The pages
 
-# What the README shows of the table in docs/performance.md.
-SHOWN = (("vars", "any"), ("batch_norm", "NHWC"), ("depthwise", "NHWC"))
 
-
-def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None = None) -> str:
-    """The table of every operation at the most threads, or of the operations and layouts `shown`, without notes."""
+def markdown(results: dict[str, Any]) -> str:
+    """The table of every operation at the most threads."""
     rows = of_layers(results["rows"])
     threads = max(row["threads"] for row in rows)
     versions = results["versions"]
@@ -320,14 +317,11 @@ def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None 
         "|---|---|---|---|---|---|---|---|",
     ]
     for key, count, form in groups(rows):
-        if count == threads and (shown is None or (key, form or "any") in shown):
+        if count == threads:
             among = select(rows, key, threads, form)
             cells = [BY_KEY[key].title, form or "any", f"{_fraction(among):.0%}"]
             cells += [_cell(among, peers) for peers in SUMMARY_COLUMNS.values()]
             lines.append(f"| {' | '.join(cells)} |")
-    if shown is not None:
-        lines += ["", "How many times as fast: geometric mean over all layers, and (the slowest layer)."]
-        return "\n".join(lines)
     peers = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX"}
     named = ", ".join(f"{peers[name]} {versions[name]}" for name in peers if name in versions)
     batches = sorted({row["batch"] for row in rows})
@@ -382,13 +376,11 @@ def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str
     return f"{head}{begin}\n{table}\n{end}{tail}"
 
 
-def write_pages(readme: Path, page: Path, results: Path) -> None:
-    """The whole table into the page on performance, three rows into the README."""
+def write_page(page: Path, results: Path) -> None:
+    """The table into the page on performance."""
     if not results.exists():
         raise SystemExit(f"there is no {results}; run bench/run.py --save first")
-    read = saved.read(results)
-    page.write_text(with_table(page.read_text(), markdown(read)))
-    readme.write_text(with_table(readme.read_text(), markdown(read, SHOWN)))
+    page.write_text(with_table(page.read_text(), markdown(saved.read(results))))
 
 
 assert set(SHORT) == {operation.key for operation in OPERATIONS} and set(COMPILERS) < set(PEERS)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times every kernel beside TensorFlow, PyTorch, torch.compile and jax.jit on the layers of seven networks.
 
-    python bench/run.py [--quick] [--save] [--readme] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
+    python bench/run.py [--quick] [--save] [--page] [--only KEY ...] [--base REF] [--tensorflow PYTHON] [--huge]
                         [--halves]
     python bench/run.py --device cuda [--quick] [--save] [--only KEY ...]
 
@@ -271,10 +271,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--save", action="store_true", help="write bench/results/<machine>.json and a picture beside it"
     )
-    parser.add_argument(
-        "--readme", action="store_true", help="write the saved results' tables into README and docs; alone: no run"
-    )
-    parser.add_argument("--json", type=Path, help="write (or, with --readme, read) the results here instead")
+    parser.add_argument("--page", action="store_true", help="write the saved results' table into docs; alone: no run")
+    parser.add_argument("--json", type=Path, help="write (or, with --page, read) the results here instead")
     options = parser.parse_args(arguments)
     options.gpu = None
     if options.device == "cuda":
@@ -291,7 +289,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _only_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuses what has a meaning on the CPU alone, and leaves out what is measured there."""
-    for name in ("threads", "tensorflow", "base", "huge", "halves", "readme"):
+    for name in ("threads", "tensorflow", "base", "huge", "halves", "page"):
         if getattr(options, name):
             parser.error(f"--{name} is for --device cpu, got --device cuda")
     try:
@@ -305,8 +303,8 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(words)
     path = options.json or RESULTS / f"{machine(options.gpu)}.json"
-    if options.readme and not set(words) - {"--readme", "--json", str(options.json)}:
-        report.write_pages(ROOT / "README.md", ROOT / "docs" / "performance.md", path)
+    if options.page and not set(words) - {"--page", "--json", str(options.json)}:
+        report.write_page(ROOT / "docs" / "performance.md", path)
         return 0
     console = report.console()
     started = time.monotonic()
@@ -342,8 +340,8 @@ def main(arguments: Sequence[str] | None = None, under_test: check.Evaluate | No
 
         roofline.draw(results, picture)
         console.print(f"Written: {path} and {picture}", highlight=False)
-        if options.readme:
-            report.write_pages(ROOT / "README.md", ROOT / "docs" / "performance.md", path)
+        if options.page:
+            report.write_page(ROOT / "docs" / "performance.md", path)
     return 0
 
 

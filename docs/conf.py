@@ -3,8 +3,9 @@
 
 project = "exactqat"
 copyright = "the exactqat authors"
-extensions = ["myst_parser"]
-exclude_patterns = ["README.md"]  # included by index.md
+extensions = ["myst_parser", "sphinx_design"]
+myst_enable_extensions = ["colon_fence"]
+exclude_patterns = ["README.md"]  # which the site shows as its own first page
 nitpicky = True
 smartquotes_action = "qe"  # quotes and ellipses; two hyphens begin an option
 highlight_language = "none"  # of blocks that name none

@@ -731,19 +731,16 @@ def test_the_tables_of_a_gpu(
     assert (tmp_path / "m.png").stat().st_size > 10_000
 
 
-def test_the_pages_are_written_from_the_rows(tmp_path: Path) -> None:
-    readme, page, saved = tmp_path / "README.md", tmp_path / "performance.md", tmp_path / "m.json"
-    for path in (readme, page):
-        path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+def test_the_page_is_written_from_the_rows(tmp_path: Path) -> None:
+    page, saved = tmp_path / "performance.md", tmp_path / "m.json"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     saved_results.write(saved, results())
-    report.write_pages(readme, page, saved)
-    written = readme.read_text(), page.read_text()
-    for text in written:
-        assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-        assert "| depthwise | NHWC | 100% | 2.0 (2.0) | 4.0 (4.0) | 2.0 (2.0) | – | 50 (50) |" in text
-    assert written[0].count("\n| ") <= 4 and "A call on eight values" not in written[0]
-    report.write_pages(readme, page, saved)
-    assert (readme.read_text(), page.read_text()) == written
+    report.write_page(page, saved)
+    written = page.read_text()
+    assert written.startswith("before\n") and written.endswith("\nafter\n") and "old" not in written
+    assert "| depthwise | NHWC | 100% | 2.0 (2.0) | 4.0 (4.0) | 2.0 (2.0) | – | 50 (50) |" in written
+    report.write_page(page, saved)
+    assert page.read_text() == written
     with pytest.raises(ValueError, match="must contain"):
         report.with_table("no markers", "")
 
@@ -775,13 +772,12 @@ def test_saved_results_are_short_and_whole(tmp_path: Path) -> None:
         assert path.stat().st_size < 400_000, path
 
 
-def test_the_pages_hold_the_tables_of_saved_results_or_none() -> None:
+def test_the_page_holds_the_table_of_saved_results_or_none() -> None:
     paths = [path for path in run.RESULTS.glob("*.json") if not path.stem.endswith(("-step", "-engine"))]
-    for page, shown in (("docs/performance.md", None), ("README.md", report.SHOWN)):
-        text = (ROOT / page).read_text()
-        inside = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
-        tables = [report.markdown(saved_results.read(path), shown) for path in paths]
-        assert report.END in text and (inside in tables or (not tables and not inside)), page
+    text = (ROOT / "docs" / "performance.md").read_text()
+    inside = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+    tables = [report.markdown(saved_results.read(path)) for path in paths]
+    assert report.END in text and (inside in tables or (not tables and not inside))
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
