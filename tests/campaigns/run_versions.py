@@ -165,7 +165,7 @@ def page(results: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
         "Runtimes change, and an update can change integers. This page says",
         "which released versions compute what exactqat simulates.",
         "",
-        f"**The sample is small**: {count} random graphs for each operator, dtype and profile, the same ones for every",
+        f"**The sample is small**: {count} random graphs for each operator, dtype and device, the same ones for every",
         f"version, on {platform.machine()}. Each number says how many of the compared results differ from the",
         "simulation. *Compared* is the largest number of results that a version computed; *n refused* says how many",
         "of the graphs the version does not run. [What the device runs](devices.md) has the full sweep of the tested",
