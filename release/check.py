@@ -30,7 +30,7 @@ from wheels import BUILD, ROOT, call
 DIST = ROOT / "dist"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t")
 # Extras that users install; TensorFlow's pins do not go with the tested versions of the others.
-EXTRAS = ("torch", "jax", "flax", "keras", "deploy", "onnx", "micro", "npu", "triton", "job")
+EXTRAS = ("torch", "jax", "flax", "keras", "deploy", "inspect", "onnx", "micro", "npu", "triton", "job")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 NAME, VERSION = PROJECT["project"]["name"], PROJECT["project"]["version"]
 # Without the folders of other checkouts, and without pip's word on its own version.
@@ -48,10 +48,15 @@ def version() -> None:
         "src/exactqat/__init__.py": _found("src/exactqat/__init__.py", r'^__version__ = "(.*)"'),
         "CITATION.cff": _found("CITATION.cff", r"^version: (.*)"),
         "CHANGELOG.md": _found("CHANGELOG.md", r"^## (\S+)"),
+        "release/conda/recipe.yaml": _found("release/conda/recipe.yaml", r'^  version: "(.*)"'),
     }
     if len(set(places.values())) > 1:
         raise SystemExit("the versions differ: " + ", ".join(f"{place} {number}" for place, number in places.items()))
     say(f"{VERSION} in {', '.join(places)}")
+    tagline = PROJECT["project"]["description"]
+    for place in ("README.md", "docs/index.md", "release/conda/recipe.yaml"):
+        if tagline not in (ROOT / place).read_text("utf-8"):
+            raise SystemExit(f"{place} does not say {tagline!r}, as pyproject.toml does")
 
 
 def _found(path: str, pattern: str) -> str:
