@@ -40,7 +40,7 @@ help:
 	@echo "make versions sweep several released versions of every runtime; writes docs/runtime-versions.md (half an hour)"
 	@echo "make devices  ARM64 under emulation, TFLite-Micro, Vela: all operators and all networks (an hour)"
 	@echo "make arm64    the tests that need NumPy only under ARM64 emulation, with NEON and without (an hour)"
-	@echo "make notebooks run all tutorials (minutes); make docs then shows what they print; ARGS='rules jax' for some"
+	@echo "make notebooks run all tutorials (minutes); ARGS=--write stores what they print; ARGS='rules jax' for some"
 	@echo "make bench    time the kernels and a training step beside other frameworks; ARGS='--quick'"
 
 $(VENV)/.created:

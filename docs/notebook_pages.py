@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page for each tutorial, made from its notebook: text as it is, cells as code, followed by their output.
 
-The repository holds notebooks without output. `make notebooks` runs them and leaves copies with output in
-build/notebooks; a page shows the output of its copy as long as the cells are the same. Building pages runs nothing.
+`make notebooks ARGS=--write` runs the notebooks and stores what they print. Building pages runs nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +16,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
-EXECUTED = ROOT / "build" / "notebooks"
-
-SHOWN = "The output below the cells is from the last run of `make notebooks`."
-BARE = "This page was built without running the notebook; run `make notebooks`, then `make docs` to see the output."
 
 
 def text(field: str | list[str]) -> str:
@@ -32,27 +27,15 @@ def cells(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def with_output(path: Path, executed: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The cells to be shown, and whether they are those of the copy that was run."""
-    own = cells(path)
-    if executed.exists():
-        run = cells(executed)
-        if [(c["cell_type"], text(c["source"])) for c in run] == [(c["cell_type"], text(c["source"])) for c in own]:
-            return run, True
-    return own, False
-
-
-def page(path: Path, changed: Callable[[str], str] = str, executed: Path | None = None) -> str:
+def page(path: Path, changed: Callable[[str], str] = str) -> str:
     """The page of a notebook in MyST's Markdown.
 
     Args:
         changed: what is done to its texts, such as making links lead to pages.
-        executed: the copy that was run; in EXECUTED unless given.
     """
-    shown, was_run = with_output(path, executed or EXECUTED / path.name)
-    heading, *rest = shown
+    heading, *rest = cells(path)
     title, _, introduction = text(heading["source"]).partition("\n")
-    note = f"A notebook: {{download}}`{path.name}`. {SHOWN if was_run else BARE}"
+    note = f"A notebook: {{download}}`{path.name}`. Below the cells is what they printed when it was run last."
     parts = [title, note, changed(introduction.strip())]
     for cell in rest:
         source = text(cell["source"])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tutorials, each in a kernel and a folder of its own: `python tests/campaigns/run_notebooks.py [NAME ...]`.
 
-Copies with what was printed go to build/notebooks/, from where the documentation's pages take it. Exit status 1 if a
-tutorial stops with an error, which a broken assertion is too; 2 if none could be run.
+With --write what they print is stored in them, which the documentation's pages show. Exit status 1 if a tutorial stops
+with an error, which a broken assertion is too; 2 if none could be run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-EXECUTED = ROOT / "build" / "notebooks"
 CELL_SECONDS = 600
 
 # What each tutorial needs beside the package, by module; ordered as a reader would go.
@@ -81,19 +80,32 @@ def printed(notebook: Any) -> list[str]:
     return texts
 
 
+def store(notebook: Any, path: Path) -> None:
+    """Writes what cells printed into the tutorial, and nothing of this machine: no warnings, no numbers of runs."""
+    import nbformat
+
+    stored = nbformat.read(path, as_version=4)
+    for cell, run in zip(stored.cells, notebook.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in run.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = None
+    nbformat.write(stored, path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NEEDS)}; all of them if none is named")
+    parser.add_argument("--write", action="store_true", help="store what they print in the tutorials")
     parser.add_argument("--quiet", action="store_true", help="do not print what the tutorials print")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NEEDS):
         parser.error(f"there is no tutorial {', '.join(sorted(unknown))}; there are {', '.join(NEEDS)}")
     if lacking := [module for module in RUNNER if importlib.util.find_spec(module) is None]:
         parser.error(f"{', '.join(lacking)} not installed: pip install '.[notebooks]'")
-    import nbformat
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 
-    EXECUTED.mkdir(parents=True, exist_ok=True)
     ran = failed = 0
     for name in arguments.names or NEEDS:
         if lacking := missing(name):
@@ -110,7 +122,8 @@ def main() -> int:
             continue
         if not arguments.quiet:
             print(*printed(notebook), sep="\n")
-        nbformat.write(notebook, EXECUTED / f"{name}.ipynb")
+        if arguments.write:
+            store(notebook, TUTORIALS / f"{name}.ipynb")
         print(f"{name}: ran to the end in {time.monotonic() - begin:.0f} seconds", flush=True)
     return 1 if failed else 0 if ran else 2
 

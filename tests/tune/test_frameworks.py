@@ -48,9 +48,7 @@ def test_jax_finds_what_pytorch_finds() -> None:
     rows = numbers(tune.sensitivity((prepared, params, state), (INPUTS, CLASSES)))
     assert len(rows) == 5
     alike(rows, in_pytorch())
-    few = qat.prepare(
-        apply, INPUTS[:2], [qat.Rule(weight_bits=4)], variables={"first": WEIGHTS[0], "last": WEIGHTS[1]}
-    )
+    few = qat.prepare(apply, INPUTS[:2], [qat.Rule(weight_bits=4)], variables={"first": WEIGHTS[0], "last": WEIGHTS[1]})
     calibrated = few, *few.calibrate(*few.init(), [INPUTS])
     searched = tune.search(calibrated, (INPUTS, CLASSES), budget=40)
     assert searched.after.decibels > searched.before.decibels

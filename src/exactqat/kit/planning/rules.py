@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -20,7 +20,7 @@ class UnusedRuleWarning(UserWarning):
     """A rule had no effect: its pattern matches no layer, or earlier rules match all of its layers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rule:
     """Settings for all layers whose module path matches a glob. The first rule that matches a layer applies.
 
@@ -69,6 +69,12 @@ class Rule:
     ema_decay: float = 0.99
     percentile: float = 99.99
     fold_batch_norm: bool = False
+
+    def __repr__(self) -> str:
+        """What is not the default, as it would be written."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        other = [f"{name}={value!r}" for name, value in settings.items() if value != type(self).__dict__[name]]
+        return f"Rule({', '.join(other)})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.match, str) or not self.match:
