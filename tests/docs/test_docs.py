@@ -128,7 +128,7 @@ def test_the_quick_start_runs() -> None:
     for needed in ("torch", "jax"):
         pytest.importorskip(needed)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
@@ -138,7 +138,7 @@ def test_getting_started_runs(tmp_path: Path) -> None:
         pytest.importorskip(needed, reason="needs exactqat[job]")
     page = (ROOT / "docs" / "getting-started.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 5
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, check=True)
     commands = [shlex.split(line) for line in re.findall(r"^exactqat ((?:train|verify) .*)$", page, re.M)]
     assert [command[0] for command in commands] == ["train", "verify"]
