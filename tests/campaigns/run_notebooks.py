@@ -80,10 +80,12 @@ def printed(notebook: Any) -> list[str]:
     return texts
 
 
-def store(notebook: Any, path: Path) -> None:
-    """Writes what cells printed into the tutorial, and nothing of this machine: no warnings, no numbers of runs."""
+def store(notebook: Any, path: Path, folder: Path) -> None:
+    """Writes what cells printed into the tutorial, and nothing of this machine: no warnings, no numbers of runs, no
+    `folder`, in which it ran."""
     import nbformat
 
+    notebook = nbformat.reads(nbformat.writes(notebook).replace(f"{folder}/", ""), as_version=4)
     stored = nbformat.read(path, as_version=4)
     for cell, run in zip(stored.cells, notebook.cells, strict=True):
         if cell.cell_type == "code":
@@ -116,14 +118,14 @@ def main() -> int:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 notebook = execute(TUTORIALS / f"{name}.ipynb", Path(folder))
+            if arguments.write:
+                store(notebook, TUTORIALS / f"{name}.ipynb", Path(folder))
         except (CellControlSignal, DeadKernelError) as error:
             failed += 1
             print(f"{name}: FAILED after {time.monotonic() - begin:.0f} seconds\n{error}", flush=True)
             continue
         if not arguments.quiet:
             print(*printed(notebook), sep="\n")
-        if arguments.write:
-            store(notebook, TUTORIALS / f"{name}.ipynb")
         print(f"{name}: ran to the end in {time.monotonic() - begin:.0f} seconds", flush=True)
     return 1 if failed else 0 if ran else 2
 

@@ -96,7 +96,7 @@ def test_a_short_tutorial_runs(tmp_path: Path) -> None:
     assert "second: falls by" in notebook_pages.page(source)
     copy = tmp_path / "copy.ipynb"
     copy.write_text(source.read_text())
-    run_notebooks.store(notebook, copy)
+    run_notebooks.store(notebook, copy, tmp_path)
     assert json.loads(copy.read_text())["metadata"] == json.loads(source.read_text())["metadata"]
 
 
