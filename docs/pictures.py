@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the pictures of README and documentation again, for light and dark pages.
 
-`python docs/pictures.py demo` takes the README's from the report of a finished job too; without a folder, those of the
-concepts are drawn alone, which the library's own operators compute.
+`python docs/pictures.py demo` draws the README's from the metrics.json of `make demo` too; without a folder, those of
+the concepts are drawn alone, which the library's own operators compute.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,11 +19,10 @@ from matplotlib.axes import Axes
 import exactqat as eq
 from exactqat import deploy
 from exactqat.application.report import charts
-from exactqat.application.report.page import BAD, DARK, NOTE, variable
+from exactqat.application.report.page import BAD, DARK, NOTE
 from exactqat.qat.train.core.ranges import observed, rank_of_ends, scalars
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
-SHOWN = {"accuracy": "Test accuracy of every network"}
 
 
 def write(name: str, svg: str) -> None:
@@ -30,7 +31,7 @@ def write(name: str, svg: str) -> None:
     for screen in ("light", "dark"):
         drawn = svg
         for light, dark in DARK.items():
-            drawn = drawn.replace(variable(light), dark if screen == "dark" else light)
+            drawn = drawn.replace(f"var(--c{light[1:]})", dark if screen == "dark" else light)
         drawn = re.sub(r" style='min-width:[^']*'", "", drawn, count=1)
         drawn = drawn.replace("xlink:href", "href")
         head = "<svg xmlns='http://www.w3.org/2000/svg' font-family='system-ui, sans-serif' "
@@ -41,11 +42,29 @@ def picture_in(figure: str) -> str:
     return figure[figure.index("<svg") : figure.index("</svg>") + len("</svg>")]
 
 
-def from_report(report: Path) -> None:
-    text = report.read_text()
-    for name, caption in SHOWN.items():
-        at = text.index(f"aria-label='{caption}")
-        write(name, text[text.rindex("<svg", 0, at) : text.index("</svg>", at) + len("</svg>")])
+def accuracies(metrics: dict[str, Any]) -> str:
+    """Test accuracy of a finished job's networks, from its metrics.json: a dot for each."""
+    rows = [("float32", metrics["float"]["test_accuracy"], NOTE)]
+    colors = {"ptq": charts.PTQ_COLORS, "qat": charts.QAT_COLORS}
+    for precision, networks in metrics["networks"].items():
+        methods = [(name, found) for name, found in networks.items() if isinstance(found, dict)]
+        rows.append(("", float("nan"), NOTE))
+        for position, (name, found) in enumerate(methods):
+            title = f"{precision.upper()} {found['title'].removesuffix(' ranges')}"
+            rows.append((title, found["device_accuracy"], colors[name.partition("_")[0]][position % 2]))
+    figure, axes = charts._figure(1.0 + 0.22 * len(rows))
+    axes.axvline(100 * rows[0][1], **charts.DASHED, color=NOTE)
+    for place, (title, accuracy, color) in enumerate(rows):
+        axes.plot([100 * accuracy], [place], "o", color=color, markersize=9)
+        if title:
+            axes.text(1.02, place, f"{accuracy:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
+    named = [(place, title) for place, (title, *_) in enumerate(rows) if title]
+    axes.set_yticks([place for place, _ in named], [title for _, title in named])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel("test accuracy on the device, %")
+    charts._clean(axes, "both")
+    return charts.svg(figure, "Test accuracy of the demo's networks, quantized ones on the device; dashed: float32.")
 
 
 def staircase() -> str:
@@ -206,15 +225,15 @@ def profiles() -> str:
     axes.set_ylim(0)
     charts._below(figure, axes, 3)
     charts._clean(axes)
-    return charts.svg(figure, "Codes that differ from those of xnnpack-x86, layer after layer, by profile.")
+    return charts.svg(figure, "Codes that differ from those of xnnpack-x86, layer after layer, by device.")
 
 
 def main(arguments: list[str]) -> int:
     with charts.drawing():
         for picture in (staircase, nudging, ranges, folding, rounding, profiles):
             write(picture.__name__, picture_in(picture()))
-    for folder in arguments:
-        from_report(Path(folder) / "report.html")
+        for folder in arguments:
+            write("accuracy", picture_in(accuracies(json.loads((Path(folder) / "metrics.json").read_text()))))
     return 0
 
 

@@ -183,7 +183,24 @@ def links() -> None:
     say(f"{count:,} links, all of them lead somewhere")
 
 
-STEPS = (version, packages, environments, sbom, licenses, documentation, links)
+def figures() -> None:
+    """The README's picture shows what `make demo` found."""
+    metrics = ROOT / "demo" / "metrics.json"
+    if not metrics.exists():
+        raise SystemExit("there is no demo/metrics.json: run make demo first")
+    found = json.loads(metrics.read_text("utf-8"))
+    networks = [
+        entry for methods in found["networks"].values() for entry in methods.values() if isinstance(entry, dict)
+    ]
+    accuracies = [found["float"]["test_accuracy"], *(entry["device_accuracy"] for entry in networks)]
+    shown = (ROOT / "docs" / "_static" / "pictures" / "accuracy-light.svg").read_text("utf-8")
+    expected = sorted(f"{accuracy:.1%}" for accuracy in accuracies)
+    if sorted(re.findall(r">(\d+[.]\d%)<", shown)) != expected:
+        raise SystemExit(f"the picture does not show {', '.join(expected)}: run python docs/pictures.py demo")
+    say(f"{len(expected)} accuracies, those of demo/metrics.json")
+
+
+STEPS = (version, figures, packages, environments, sbom, licenses, documentation, links)
 
 
 def environment(name: str, python: str) -> Path:

@@ -317,6 +317,18 @@ def test_the_reference_begins_with_what_is_used_first() -> None:
             module_page("", module, {"": ("nonsense",)})
 
 
+def test_the_picture_of_a_demo_has_its_accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import pictures
+
+    networks = {"chosen": "qat_ema", "qat_ema": {"title": "QAT, EMA ranges", "device_accuracy": 0.75}}
+    with pictures.charts.drawing():
+        drawn = pictures.accuracies({"float": {"test_accuracy": 0.8125}, "networks": {"w4a4": networks}})
+    assert re.findall(r">(\d+[.]\d%)<", drawn) == ["81.2%", "75.0%"] and "W4A4 QAT, EMA" in drawn
+
+
 def test_pictures_are_whole_and_small() -> None:
     pictures = re.findall(r'(?:src|srcset)="(docs/_static/[^"]*)"', (ROOT / "README.md").read_text())
     concepts = (ROOT / "docs" / "concepts.md").read_text()
