@@ -106,7 +106,7 @@ TRAINING = {
         "MissingData",
     ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
-    "Training that recovers": ("parameter_groups", "distillation_loss", "Distillation"),
+    "Training that recovers": ("parameter_groups", "distillation_loss", "Distillation", "Oscillations"),
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {

@@ -102,3 +102,37 @@ def test_ranges_of_layers_have_rates_of_their_own() -> None:
         qat.parameter_groups(model, 1e-3, weight_range_lr=float("inf"))
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare, got Two, which was not"):
         qat.parameter_groups(Two(), 1e-3)  # type: ignore[arg-type]
+
+
+def test_weights_that_oscillate_are_counted_and_held() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    model = qat.prepare(network, torch.rand(2, 4), [qat.Rule(weight_bits=3)])
+    qat.calibrate(model, [torch.rand(8, 4)])
+    weight = next(parameter for name, parameter in model.named_parameters() if name == "0.weight")
+    with torch.no_grad():
+        weight.fill_(0.3)
+        weight[0, 0], weight[1, 0] = 0.0, 0.0
+        weight[:, 1] = 0.6  # the end of each channel's range: steps of 0.2
+    counted, holding = qat.Oscillations(model, hold_above=None), qat.Oscillations(model, hold_above=0.1, momentum=0.1)
+    for step in range(8):
+        with torch.no_grad():
+            weight[0, 0] = 0.09 if step % 2 else 0.11  # around the middle between two codes
+            weight[1, 0] = 0.01 * step  # does not reach it
+        counted.step()
+        holding.step()
+    assert counted.held() == {"0": 0.0, "2": 0.0}
+    assert holding.held() == {"0": 1 / 16, "2": 0.0} and set(holding.flips().values()) == {0.0}
+    kept = weight[0, 0].item()
+    assert kept in (0.0, pytest.approx(0.2)) and weight[1, 0].item() == pytest.approx(0.07)
+    assert "0           16    0.00%   6.25%" in str(holding)
+    again = qat.Oscillations(model, hold_above=0.1)
+    again.load_state_dict(holding.state_dict())
+    with torch.no_grad():
+        weight[0, 0] = 0.11
+    again.step()
+    assert weight[0, 0].item() == kept
+    with pytest.raises(ValueError, match="hold_above must be a number above 0 and below 1, got 2"):
+        qat.Oscillations(model, hold_above=2)
+    with pytest.raises(TypeError, match="prepare"):
+        qat.Oscillations(network)

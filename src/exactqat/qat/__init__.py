@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .train.core.freezing import UnsettledStatisticsWarning
     from .train.torch.graphed import GraphedModel, graphed
     from .train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
+    from .train.torch.oscillations import Oscillations
     from .train.torch.prepared import PreparedModel
     from .train.torch.recovery import Distillation, distillation_loss, parameter_groups
 
@@ -41,6 +42,7 @@ _ROOMS = {
     "..kit.planning.rule_text": ("load_rules", "save_rules"),
     "..kit.planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
+    ".train.torch.oscillations": ("Oscillations",),
     ".train.torch.recovery": ("Distillation", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     ".train.torch.prepared": ("PreparedModel",),
@@ -60,6 +62,7 @@ __all__ = [
     "HalfPrecisionWarning",
     "MissingData",
     "NotComparedWarning",
+    "Oscillations",
     "PreparedModel",
     "RangesMovedWarning",
     "Rule",
