@@ -26,6 +26,7 @@ from .identify import Identification, identify
 from .inspect import Inspection, inspect
 from .lower import lower
 from .packing import packed
+from .receipt import Receipt, receipt
 from .reduce import Reduction, reduce
 from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
@@ -54,6 +55,7 @@ __all__ = [
     "Operator",
     "Port",
     "Quantization",
+    "Receipt",
     "Reduction",
     "Refusal",
     "Report",
@@ -81,6 +83,7 @@ __all__ = [
     "quantize",
     "read_onnx",
     "read_tflite",
+    "receipt",
     "reduce",
     "simulate",
     "stream",

@@ -61,7 +61,7 @@ class OpenedTflite:
         self._graph = graph
         if file is None:
             self._inputs, self._outputs = (
-                [_own(graph, name) for name in side] for side in (graph.inputs, graph.outputs)
+                [own_end(graph, name) for name in side] for side in (graph.inputs, graph.outputs)
             )
             self._computed = graph.results()
             opened = with_outputs(content, self._computed)
@@ -118,7 +118,8 @@ class _ByExample:
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
 
-def _own(graph: Graph, name: str) -> FileEnd:
+def own_end(graph: Graph, name: str) -> FileEnd:
+    """How the graph's own file holds a tensor."""
     tensor = graph.tensors[name]
     return FileEnd(name, tensor.shape, RAW if name in graph.in_uint8() else tensor.dtype, name, True)
 

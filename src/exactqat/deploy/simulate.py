@@ -23,10 +23,12 @@ from .graph import BUILT_IN, Graph, Operator, require_graph
 
 # (kind, profile) -> results compared with the runtime, how many differed, and by how much at most. Written by
 # `tests/campaigns/sweep.py --write`, never by hand. An operator with int16 activations is listed as "CONV_2D:int16".
-_MEASURED = json.loads(resources.files("exactqat.kit.device").joinpath("measured.json").read_text("utf-8"))["results"]
+_MEASURED = json.loads(resources.files("exactqat.kit.device").joinpath("measured.json").read_text("utf-8"))
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = {
-    (kind, profile): tuple(row) for kind, rows in _MEASURED.items() for profile, row in rows.items()
+    (kind, profile): tuple(row) for kind, rows in _MEASURED["results"].items() for profile, row in rows.items()
 }
+# By device, the runtime that all this was compared with, and its version.
+COMPARED_ON: dict[str, str] = _MEASURED["runtimes"]
 # (kind, profile) -> results compared without a single difference. A pair missing here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
 # Without delegates, what they leave to built-in kernels is the same operator.

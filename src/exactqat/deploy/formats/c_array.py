@@ -123,14 +123,7 @@ def c_array(
             f"#define {upper}_CLASS_COUNT {len(class_names)}",
             f"static const char* const {name}_class_names[{len(class_names)}] = {{",
         ]
-        for text in class_names:
-            # A literal that reads back as the same bytes, whatever they are; ? could start a trigraph.
-            literal = "".join(
-                chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
-                for byte in text.encode("utf-8", "surrogatepass")
-            )
-            classes.append(f'  "{literal}",')
-        classes.append("};")
+        classes += [*(f"  {literal(text)}," for text in class_names), "};"]
     lines = [
         # A description could close the comment.
         *(f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences),
@@ -152,7 +145,7 @@ def c_array(
         "#elif defined(__GNUC__)",
         "__attribute__((aligned(16)))",
         "#endif",
-        *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
+        *array_lines(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
         "",
         f"// One recorded example: {profile.title} returns these outputs for these inputs; other devices may differ.",
         *_recorded(name, "input", [inputs[end] for end in graph.inputs]),
@@ -162,6 +155,15 @@ def c_array(
         "",
     ]
     return "\n".join(lines)
+
+
+def literal(text: str) -> str:
+    """A C literal that reads back as the same bytes of UTF-8, whatever they are; ? could start a trigraph."""
+    letters = (
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
+        for byte in text.encode("utf-8", "surrogatepass")
+    )
+    return f'"{"".join(letters)}"'
 
 
 def _operators(upper: str, content: bytes) -> list[str]:
@@ -217,11 +219,14 @@ def _recorded(name: str, side: str, arrays: Sequence[np.ndarray]) -> list[str]:
     return [
         line
         for number, array in enumerate(arrays)
-        for line in _array(f"static const {_TYPES[str(array.dtype)]} {name}_recorded_{side}_{number}", array.ravel())
+        for line in array_lines(
+            f"static const {_TYPES[str(array.dtype)]} {name}_recorded_{side}_{number}", array.ravel()
+        )
     ]
 
 
-def _array(declaration: str, values: np.ndarray) -> list[str]:
+def array_lines(declaration: str, values: np.ndarray) -> list[str]:
+    """C source of an array with these values."""
     lines, line = [f"{declaration}[{values.size}] = {{"], ""
     for text in map(str, values.tolist()):
         if len(line) + len(text) + 4 > _WIDTH:

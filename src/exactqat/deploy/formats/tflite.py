@@ -407,6 +407,19 @@ _OUTPUTS = 4 + 2 * 2
 def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
     """The same model with the named tensors as its outputs: a list appended at the end, to which the model points.
 
+    Raises:
+        ValueError: the file has no such tensors, or is damaged.
+    """
+    positions = positions_of(content, names)
+    try:
+        return with_outputs_at(content, positions)
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+
+
+def positions_of(content: bytes, names: tuple[str, ...]) -> list[int]:
+    """The numbers that a file has for tensors of these names.
+
     The file is not unpacked: a small file may refer to one table or list from so many places that it fills all memory.
 
     Raises:
@@ -417,12 +430,12 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
         # A name may be missing in a damaged file, and a tensor without one may stay so.
         pairs = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
         positions = {name.decode(): position for position, name in pairs if name is not None}
-        missing = [name for name in names if name not in positions]
-        if not missing:
-            return with_outputs_at(content, [positions[name] for name in names])
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
-    raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+    missing = [name for name in names if name not in positions]
+    if missing:
+        raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+    return [positions[name] for name in names]
 
 
 def with_first_subgraph(content: bytes, number: int) -> bytes:
