@@ -209,24 +209,27 @@ def export(
     c_array: bool = False,
     name: Annotated[str | None, metavar("NAME")] = None,
     device: Annotated[str | None, metavar("DEVICE")] = None,
+    receipt: bool = False,
 ) -> None:
     """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no data.
 
     Args:
         c_array: Also write a C header for a board or a phone, named like its contents (--name).
-        name: Prefix of the header's file name and of every name in it, followed by the precision; by default the job's
-            name. Two networks in one firmware need two names.
+        name: Prefix of the headers' file names and of every name in them, followed by the precision; by default the
+            job's name. Two networks in one firmware need two names.
         device: The device whose answer to one example the header holds: micro, by default, for a board; xnnpack-arm64
-            for a phone.
+            for a phone. Of a receipt, by default the one that was trained for.
+        receipt: Also write receipt.json and a C header with digests of what every layer must compute on the first test
+            images, and a routine that names the first layer that differs on a board. Reads the job's data.
     """
     from ..application.job import restored
 
     for option, value in (("--name", name), ("--device", device)):
-        if value is not None and not c_array:
-            raise ValueError(f"{option} is for the C header: add --c-array")
+        if value is not None and not (c_array or receipt):
+            raise ValueError(f"{option} is for the C headers: add --c-array or --receipt")
     console = console_of()
     with native_messages_kept_back():
-        paths = restored.export_directory(directory, model, c_array, name, device or "micro")
+        paths = restored.export_directory(directory, model, c_array, name, device, receipt)
     _warn_of_unfinished(directory)
     for path in paths:
         say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")

@@ -22,7 +22,7 @@ from ..kit.device import Profile, profile_named
 from ..kit.device.profile import DEFAULT_PROFILE
 from ..kit.display import Finding, aligned, shortened
 from .comparing import own_end
-from .formats.c_array import MADE_BY, array_lines, c_name, literal
+from .formats.c_array import MADE_BY, array_lines, check_identifier, literal
 from .formats.read_tflite import to_file
 from .formats.tflite import positions_of, tflite_bytes, write_whole
 from .graph import Graph
@@ -104,10 +104,7 @@ class Receipt(Finding):
         Raises:
             ValueError: it is not a C identifier.
         """
-        if c_name(name) != name:
-            raise ValueError(
-                f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
-            )
+        check_identifier(name)
         rows = [f"  {{{row.tensor}, {row.bytes}u, 0x{row.digest:08x}u, {literal(row.name)}}}," for row in self.rows]
         inputs = []
         for number, codes in enumerate(self.inputs.values()):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ... import qat
+from ...deploy.codes import input_codes
 from ...deploy.examples import TARGETS, read_examples
 from ...deploy.formats.c_array import MADE_BY, c_array, c_name
 from ...deploy.formats.onnx import onnx_bytes
@@ -20,6 +21,7 @@ from ...deploy.formats.read_tflite import read_tflite
 from ...deploy.formats.tflite import tflite_bytes
 from ...deploy.graph import Graph
 from ...deploy.lower import lower
+from ...deploy.receipt import EXAMPLES, receipt
 from . import checkpoints, data, files, training
 from .beside import compared
 from .files import Record
@@ -91,9 +93,11 @@ def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
 
 
 def export_directory(
-    out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
-) -> list[Path]:
-    """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data.
+    out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str | None = None,
+    receipts: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data, but
+    for receipts.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
@@ -102,7 +106,10 @@ def export_directory(
         headers: also write a C header, with the same name as its identifiers' prefix.
         name: the prefix of these names; by default the directory's name and the precision, so that networks of several
             jobs can be part of one program. If a job has several networks, each gets its precision after it.
-        device: whose answers to one example the header holds.
+        device: whose answers to one example the header holds, by default TFLite-Micro's; whose codes the receipt
+            digests, by default those of the device that the network was trained for.
+        receipts: also write receipt.json and a C header of the digests, from the first test images; see
+            `deploy.receipt`.
     """
     contents: dict[Path, bytes] = {}
     folders = delivered(out, "checkpoint.pt")
@@ -113,20 +120,36 @@ def export_directory(
             contents[folder / "model.tflite"] = tflite_bytes(graph, description)
             if importlib.util.find_spec("onnx"):
                 contents[folder / "model.onnx"] = onnx_bytes(graph, description)
+            own = f"{c_name(out.resolve().name) if name is None else name}_{folder.name}"
+            own = name if name is not None and len(folders) == 1 else own
+            texts = {}
             if headers:
-                own = f"{c_name(out.resolve().name) if name is None else name}_{folder.name}"
-                own = name if name is not None and len(folders) == 1 else own
                 names = checkpoint["class_names"]
-                text = c_array(graph, None, own, description, class_names=names, device=device)
-                header = folder / f"{own}.h"
-                if header.exists() and not header.read_bytes().startswith(MADE_BY.encode()):
-                    raise FileExistsError(
-                        f"{header} already exists and was not written by exactqat: use another --name"
-                    )
-                contents[header] = text.encode()
+                texts[f"{own}.h"] = c_array(graph, None, own, description, class_names=names, device=device or "micro")
+            if receipts:
+                images = data_of(checkpoint).test.images[:EXAMPLES].numpy()
+                known = _device_accuracy(out, folder.name, device or graph.trained_for)
+                content = contents[folder / "model.tflite"]
+                given = receipt(graph, input_codes(graph, images), device, content, known)
+                contents[folder / "receipt.json"] = f"{given.as_json()}\n".encode()
+                texts[f"{own}_receipt.h"] = given.c_source(own)
+            for header, text in texts.items():
+                path = folder / header
+                if path.exists() and not path.read_bytes().startswith(MADE_BY.encode()):
+                    raise FileExistsError(f"{path} already exists and was not written by exactqat: use another --name")
+                contents[path] = text.encode()
         for path, content in contents.items():
             files.write_atomically(path, content)
     return list(contents)
+
+
+def _device_accuracy(out: Path, precision: str, device: str) -> float | None:
+    """On all test images, by the metrics of a finished job for this device."""
+    if not (out / "metrics.json").exists():
+        return None
+    metrics = files.read_json(out / "metrics.json")
+    methods = metrics["networks"][precision]
+    return float(methods[methods["chosen"]]["device_accuracy"]) if metrics["device"] == device else None
 
 
 def verify_directory(

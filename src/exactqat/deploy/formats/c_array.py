@@ -50,6 +50,17 @@ def c_name(text: str) -> str:
     return f"model_{name}" if name[0].isdigit() else name
 
 
+def check_identifier(name: str) -> None:
+    """
+    Raises:
+        ValueError: it is not a C identifier.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(
+            f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
+        )
+
+
 def c_array(
     graph: Graph,
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
@@ -74,10 +85,7 @@ def c_array(
         ValueError: `name` is not a C identifier, x or class_names do not match the network, there is no such device, or
             the network takes or returns real numbers.
     """
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(
-            f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
-        )
+    check_identifier(name)
     profile = profile_named(device)
     for end in (*graph.inputs, *graph.outputs):
         dtype = graph.tensors[end].dtype
