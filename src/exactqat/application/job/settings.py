@@ -16,7 +16,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...kit.device.profile import formerly, that_run, with_alias
+from ...kit.device.profile import PROFILES, formerly, profile_named, that_run, with_alias
 from ...kit.display import shell_word
 
 if TYPE_CHECKING:
@@ -187,8 +187,13 @@ def rules_in(value: str) -> str:
 
 
 def device_named(name: object) -> str:
-    """A device that a job can be trained for."""
+    """A device that a job can be trained for; of a file, or what one says, the name of the device that it declares."""
     name = text(name)
+    if name.endswith(".json") or name.startswith("{"):
+        try:
+            name = profile_named(name).name
+        except OSError as error:
+            raise ValueError(f"--device {name} cannot be read: {error.strerror}") from error
     if name in that_run(".tflite"):
         return name
     advice = ""
@@ -263,7 +268,7 @@ class Settings:
         distill: Quantization-aware training also learns the float network's answers: their share of the loss, above 0
             and at most 1, and a temperature, by default 4.
         device: Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with
-            XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).
+            XNNPACK), reference (LiteRT's reference kernels), micro (TFLite-Micro), or a device's file DEVICE.json.
         ptq: Also search the best post-training quantization on the device's integers.
         seed: Seed for weights, order and changes of the images. The same seed gives the same bits.
     """
@@ -370,16 +375,18 @@ class Settings:
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
         values = {entry.name: getattr(self, entry.name) for entry in declared()}
+        values["device"] = PROFILES[self.device].stored
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def options(self) -> str:
         """What a command line says of these settings: all that are neither defaults nor the recipe's."""
         from .recipes import chosen
 
+        device = f"{self.device}.json" if PROFILES[self.device].data else self.device
         defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
         return "".join(
             f" {option_of(name)}" + ("" if value is True else f" {shell_word(option_value(value))}")
-            for name, value in self.stored().items()
+            for name, value in (self.stored() | {"device": device}).items()
             if value != defaults[name]
         )
 

@@ -72,6 +72,7 @@ class Profile:
         operators: the device as single operators see it, by the name they are measured as ("ADD", "ADD:int16").
         absent: names of operators that it does not run.
         compared: names of operators -> how many codes of the device were compared, and none of them differed.
+        data: what its file says, as JSON on one line; "": it is declared here.
     """
 
     name: str
@@ -106,9 +107,16 @@ class Profile:
     operators: tuple[tuple[str, Profile], ...] = ()
     absent: tuple[str, ...] = ()
     compared: tuple[tuple[str, int], ...] = ()
+    data: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def stored(self) -> str:
+        """What a checkpoint keeps, and `profile_named` takes: its name, or the data of a device that only a file
+        declares."""
+        return self.data or self.name
 
     def for_unsigned(self) -> Profile:
         """The same device, for an operator whose codes a file holds in uint8: nothing takes them for others then."""
@@ -203,7 +211,8 @@ def formerly(name: object) -> str:
 
 def profile_named(profile: str | Profile | os.PathLike[str], argument: str = "device") -> Profile:
     """The device by its name or an alias, the first one that has it; a `Profile` is returned as it is. Of a path, or a
-    name that ends with ".json", the device that this file declares (`read_profile`); from then on its name is known.
+    name that ends with ".json", the device that this file declares (`read_profile`); of a text that begins with "{",
+    the one that it declares itself (`Profile.stored`). From then on its name is known.
 
     Args:
         argument: what messages call it.
@@ -216,6 +225,8 @@ def profile_named(profile: str | Profile | os.PathLike[str], argument: str = "de
         return profile
     if isinstance(profile, os.PathLike) or (isinstance(profile, str) and profile.endswith(".json")):
         return read_profile(profile)
+    if isinstance(profile, str) and profile.startswith("{"):
+        return _declared(profile, argument)
     if isinstance(profile, str):
         match = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
         if match is not None:
@@ -230,6 +241,7 @@ def profile_named(profile: str | Profile | os.PathLike[str], argument: str = "de
 FILE_VERSION = 1
 _NAMES = ("exactqat_device", "name", "title", "description", "file", "like", "properties", "arithmetic", "operators",
           "absent", "compared", "unexplained", "identified")  # fmt: skip
+_FOR_PEOPLE = ("unexplained", "identified")
 _DTYPES = {"float32": np.float32, "float64": np.float64}
 
 
@@ -240,11 +252,14 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
         OSError: the file cannot be read.
         ValueError: it is none of a device, or another device has its name.
     """
-    path = Path(path)
+    return _declared(Path(path).read_bytes(), str(path))
+
+
+def _declared(content: str | bytes, where: str) -> Profile:
     try:
-        profile = profile_of_data(json.loads(path.read_bytes()))
+        profile = profile_of_data(json.loads(content))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} does not declare a device: {error}") from None
+        raise ValueError(f"{where} does not declare a device: {error}") from None
     if PROFILES.get(profile.name) != profile:
         declare(profile)
     return PROFILES[profile.name]
@@ -278,6 +293,7 @@ def profile_of_data(data: Any) -> Profile:
     whole = {word: data[word] for word in ("like", "properties", "arithmetic") if word in data}
     rows = tuple((kind, replace(_like(data, entry, f"operators: {kind}"), **own)) for kind, entry in operators.items())
     held: dict[str, Any] = {"operators": rows, "absent": tuple(absent), "compared": tuple(compared.items())}
+    held["data"] = json.dumps({word: value for word, value in data.items() if word not in _FOR_PEOPLE})
     return replace(_like(data, whole, "the file"), **own, **held)
 
 

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ....kit.device import DEFAULT_PROFILE
+from ....kit.device import DEFAULT_PROFILE, profile_named
 from ....kit.display import aligned, listed, shortened, table
 from ....kit.planning import plan
 from ....kit.planning.inputs import require_input, require_rows
@@ -468,7 +468,7 @@ class PreparedModel(keras.Model):
             **held.config,
             "frozen": self.frozen,
             "calibrated": held.calibrated,
-            "profile": held.functional.profile,
+            "profile": None if self.profile is None else profile_named(self.profile).stored,
             "fresh_norms": sorted(held.functional.fresh_norms),
             "statistics": statistics_of(held.original, variable_names(held.original)),
         }

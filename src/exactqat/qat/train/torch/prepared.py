@@ -398,7 +398,8 @@ class PreparedModel(Owner):
         return [parameter for parameter in self.parameters() if id(parameter) not in ranges]
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"format": STATE_FORMAT, "frozen": self._frozen, "profile": self.profile}
+        profile = None if self.profile is None else profile_named(self.profile).stored
+        return {"format": STATE_FORMAT, "frozen": self._frozen, "profile": profile}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         version = state.get("format", 1)
