@@ -426,3 +426,74 @@ def test_a_network_is_trained_for_it(board: str, tmp_path: Path) -> None:
 def test_a_device_of_a_file_is_a_declared_one(known: None) -> None:
     device: Profile = declare(profile_of_data(STATED))
     assert device.of("MUL") in {device.of("MUL")} and hash(device) == hash(profile_of_data(STATED))
+
+
+def stated_file(folder: Path) -> str:
+    """A device whose sums are rounded to no other device's codes."""
+    coarse = {"arithmetic": {"multiplier_bits": 4, "multiplier_rounding": "floor"}}
+    path = folder / "coarse.json"
+    path.write_text(json.dumps({**NPU, "name": "coarse", "operators": {"FULLY_CONNECTED": coarse}}))
+    return str(path)
+
+
+def forget(name: str) -> None:
+    """As in a new process."""
+    del profile._PROFILES[name]
+
+
+def test_the_device_of_a_file_is_in_checkpoints(tmp_path: Path, known: None) -> None:
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 5)), torch.rand(16, 12)
+    prepared = qat.prepare(model, x, device=stated_file(tmp_path))
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    prepared.eval()
+    before, graph = prepared(x), deploy.lower(prepared)
+    (own,) = deploy.output_values(graph, simulate(graph, deploy.input_codes(graph, x.numpy()), "coarse")).values()
+    assert np.array_equal(before.detach().numpy(), own) and graph.trained_for == "coarse"
+    (other,) = deploy.output_values(graph, simulate(graph, deploy.input_codes(graph, x.numpy()), "reference")).values()
+    assert not np.array_equal(own, other)
+    torch.save(prepared.state_dict(), tmp_path / "state.pt")
+    again = qat.prepare(model, x)
+    forget("coarse")
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False))
+    again.eval()
+    assert again.profile == "coarse" in PROFILES and torch.equal(again(x), before)
+
+
+def test_jax_trains_for_a_file(tmp_path: Path, known: None) -> None:
+    jax = pytest.importorskip("jax")
+    from exactqat import qat
+
+    rng = np.random.default_rng(0)
+    params = {"w": jax.numpy.asarray(rng.normal(size=(12, 5)), "float32")}
+    x = jax.numpy.asarray(rng.random((16, 12)), "float32")
+    prepared = qat.jax.prepare(lambda p, x: x @ p["w"], params, x, device=stated_file(tmp_path))
+    params, state = prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
+    graph = prepared.lower(params, state)
+    y = prepared.apply(params, state, x)[0]
+    (own,) = deploy.output_values(graph, simulate(graph, deploy.input_codes(graph, np.asarray(x)), "coarse")).values()
+    assert graph.trained_for == "coarse" and np.array_equal(np.asarray(y), own)
+
+
+def test_settings_of_a_job_hold_the_device_of_a_file(tmp_path: Path, known: None) -> None:
+    pytest.importorskip("typer", reason="needs exactqat[job]")
+    from exactqat.application.job.settings import Settings
+
+    settings = Settings(tmp_path, device=stated_file(tmp_path))
+    assert settings.device == "coarse" and "--device coarse.json" in settings.options()
+    stored = json.loads(json.dumps(settings.stored()))
+    forget("coarse")
+    assert Settings(tmp_path, **stored) == settings and "coarse" in PROFILES
+    for content, message in (("{}", "does not declare a device"), (None, "cannot be read: No such file")):
+        path = tmp_path / "other.json"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            Settings(tmp_path, device=str(path))
+        path.unlink(missing_ok=True)
+    path.write_text(json.dumps({**NPU, "name": "boxed", "file": ".onnx"}))
+    with pytest.raises(ValueError, match="must be one of .*, got 'boxed'"):
+        Settings(tmp_path, device=str(path))

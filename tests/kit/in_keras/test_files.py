@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +13,7 @@ import pytest
 from test_from_file import FILES, on_litert, on_the_grid
 
 from exactqat import deploy, qat
+from exactqat.kit.device import profile
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +62,26 @@ def test_a_float_file_is_quantized_by_rules() -> None:
     codes = deploy.quantize(images, graph.tensors[name].quantization)
     path = deploy.write_tflite(graph, "trained.tflite")
     assert deploy.verify(graph, path, codes, "xnnpack-x86").differing == 0
+
+
+def test_a_device_of_a_file_is_saved(tmp_path: Path) -> None:
+    coarse = {"arithmetic": {"multiplier_bits": 4, "multiplier_rounding": "floor"}}
+    said = {"exactqat_device": 1, "name": "coarse", "operators": {"FULLY_CONNECTED": coarse}}
+    (tmp_path / "coarse.json").write_text(json.dumps(said))
+    x = np.random.default_rng(0).random((16, 12)).astype(np.float32)
+    try:
+        model = qat.keras.prepare(
+            keras.Sequential([keras.Input((12,)), keras.layers.Dense(5)]), device=tmp_path / "coarse.json"
+        )
+        qat.keras.calibrate(model, [x])
+        qat.keras.freeze(model)
+        before, graph = arrays(model(x))[0], deploy.lower(model)
+        assert graph.trained_for == model.profile == "coarse"
+        own = deploy.simulate(graph, deploy.input_codes(graph, x), "coarse")
+        assert np.array_equal(before, *deploy.output_values(graph, own).values())
+        model.save(tmp_path / "model.keras")
+        del profile._PROFILES["coarse"]  # as in a new process
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        assert loaded.profile == "coarse" and np.array_equal(arrays(loaded(x))[0], before)
+    finally:
+        profile._PROFILES.pop("coarse", None)
