@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from networks import examples, trained  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
+from exactqat.tune.gate import OnDevice, Verdict, _rank  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
 
 DATA = examples(256, 1)
@@ -58,6 +59,14 @@ def test_what_passes_on_x86_and_fails_on_micro_is_caught(tmp_path: Path) -> None
     differing = tune.gate(model, data, devices=["micro"], max_differ=0)
     assert not differing.passes and "outputs differ from xnnpack-x86, 0 may" in differing.failures[0]
     assert tune.gate(model, data, devices=["micro"], max_differ=10**6).passes
+    count = len(data[1])
+    for devices in (["xnnpack-x86", "micro"], ["micro"]):  # alone it is compared with the one that was prepared for
+        flipping = tune.gate(model, data, devices=devices, max_flips=count - 1)
+        assert not flipping.passes and flipping.flips == tuple(range(count))
+        assert f"{count} examples flip (numbers 0, 1, 2" in flipping.failures[0]
+    assert tune.gate(model, data, devices=["xnnpack-x86", "micro"], max_flips=count).passes
+    assert json.loads(flipping.as_json())["flips"] == list(range(count))
+    assert on_x86.flips is None and tune.gate(model, data, devices=["micro", "micro"], max_differ=0).flips
     path = deploy.write_tflite(deploy.lower(model), tmp_path / "m.tflite")
     assert tune.gate(path, data, devices="micro", minimum=0).score == 0
 
@@ -110,10 +119,22 @@ def test_errors_are_better_when_lower() -> None:
     assert not worse.passes and not worse.best and "is above 0.5" in worse.failures[0]
 
 
+def test_an_example_that_flips_counts_as_wrong() -> None:
+    devices = (OnDevice("xnnpack-arm64", 0.95, None, 10), OnDevice("micro", 0.94, None, 10))
+    agreeing, flipping = Verdict(devices, (), 100, flips=()), Verdict(devices, (), 100, flips=(5, 17))
+    better = Verdict((OnDevice("micro", 0.97, None, 10),), (), 100, flips=(1, 2))
+    assert _rank(agreeing) > _rank(flipping) and _rank(better) > _rank(agreeing)
+    assert "2 examples flip (numbers 5, 17)" in str(flipping) and "flip" not in str(agreeing)
+    with pytest.raises(ValueError, match="max_flips compares devices, and xnnpack-x86 is the only one"):
+        tune.gate(calibrated(trained(), torch.from_numpy(DATA[0])), DATA, max_flips=0)
+
+
 def test_bad_settings_are_refused() -> None:
     for settings, message in (
         ({"minimum": float("nan")}, "minimum must be a finite number, got nan"),
         ({"max_differ": -1}, "max_differ must be a number of integers, 0 or more, got -1"),
+        ({"max_flips": True}, "max_flips must be a number of examples, 0 or more, got True"),
+        ({"max_flips": 0, "metric": lambda outputs, targets: 1.0}, "max_flips counts classes .* give max_differ"),
         ({"devices": []}, "devices is empty"),
         ({"devices": ["toaster"]}, "device must be one of .*, got 'toaster'"),
     ):
@@ -125,7 +146,7 @@ def test_bad_settings_are_refused() -> None:
     assert isinstance(graph, deploy.Graph)
     verdict = tune.gate(graph, DATA, devices=["micro"])
     assert 0 <= verdict.score <= 1
-    with pytest.raises(ValueError, match="give minimum, maximum or max_differ"):
+    with pytest.raises(ValueError, match="give minimum, maximum, max_differ or max_flips"):
         bool(verdict)
 
 

@@ -51,6 +51,7 @@ def gate(
     min_score: float | None = None,
     max_score: float | None = None,
     max_differ: Annotated[int | None, typer.Option(min=0)] = None,
+    max_flips: Annotated[int | None, typer.Option(min=0)] = None,
     beside: Annotated[str | None, metavar("DEVICE")] = None,
     run: bool = False,
     precision: Precision = None,
@@ -70,16 +71,19 @@ def gate(
         max_score: The largest --metric on each device, such as of an error.
         max_differ: How many of the outputs' integers may differ from those of the device that the network was trained
             for.
+        max_flips: How many examples may have another class on one of the devices than on another.
         beside: Count differences from this device's integers instead.
         run: Also run the file on the devices' runtimes; no integer may differ.
     """
     from ..application.job.restored import networks_of
     from ..deploy.verify import verify
     from ..tune import Gate
+    from ..tune.gate import flips_in_words
 
     minimum, least, most = min_accuracy, min_score, max_score
-    if minimum is None and least is None and most is None and max_differ is None and not run:
-        raise ValueError("nothing is asked: give --min-accuracy, --min-score, --max-score, --max-differ or --run")
+    if all(bound is None for bound in (minimum, least, most, max_differ, max_flips)) and not run:
+        options = "--min-accuracy, --min-score, --max-score, --max-differ, --max-flips or --run"
+        raise ValueError(f"nothing is asked: give {options}")
     if minimum is not None and (metric != ACCURACY or least is not None):
         raise ValueError("--min-accuracy bounds the accuracy; of another metric, give --min-score or --max-score")
     judge = metric_named(metric)
@@ -90,7 +94,8 @@ def gate(
     for network in networks_of(path, data, model, "test", precision):
         asked = Gate(
             network.examples(), judge, devices=device or None, minimum=minimum if least is None else least,
-            maximum=most, max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
+            maximum=most, max_differ=max_differ, max_flips=max_flips, beside=beside,
+            higher_is_better=most is None or least is not None,
         )  # fmt: skip
         verdict = asked.verdict(network.graph)
         failures = list(verdict.failures)
@@ -116,6 +121,8 @@ def gate(
             differ = "" if result.differing is None else f", {result.differing:,} of {result.values:,} outputs differ"
             ran = f", {compared[result.device]:,} integers of its runtime compared" if run else ""
             say(console, f"{network.name} on {result.device}: {metric} {result.score:.4g}{differ}{ran}")
+        if verdict.flips:
+            say(console, f"{network.name}: {flips_in_words(verdict.flips)}")
         for failure in failures:
             say(console, ("fails: ", "bold red"), f"{network.name} on {failure}")
     if as_json:

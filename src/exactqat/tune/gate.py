@@ -19,7 +19,7 @@ from ..deploy.formats.tflite import write_tflite
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
 from ..kit.device import DEFAULT_PROFILE, Profile, profile_named
-from ..kit.display import Finding
+from ..kit.display import Finding, listed
 from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
 
@@ -57,6 +57,8 @@ class Verdict(Finding):
         step: the caller's counter, such as the epoch.
         best: whether it is the best so far.
         asked: whether there was a requirement.
+        flips: numbers of the examples whose classes differ between the devices; None: only one was asked, or the metric
+            is not accuracy.
     """
 
     devices: tuple[OnDevice, ...]
@@ -66,6 +68,7 @@ class Verdict(Finding):
     best: bool = False
     higher_is_better: bool = True
     asked: bool = True
+    flips: tuple[int, ...] | None = None
 
     @property
     def passes(self) -> bool:
@@ -75,7 +78,7 @@ class Verdict(Finding):
             ValueError: there is none.
         """
         if not self.asked:
-            raise ValueError("nothing is asked of the network: give minimum, maximum or max_differ")
+            raise ValueError("nothing is asked of the network: give minimum, maximum, max_differ or max_flips")
         return not self.failures
 
     def __bool__(self) -> bool:
@@ -95,6 +98,7 @@ class Verdict(Finding):
             "step": self.step,
             "examples": self.examples,
             "devices": {grade.device: {"score": grade.score, "differing": grade.differing} for grade in self.devices},
+            "flips": None if self.flips is None else list(self.flips),
             "failures": list(self.failures),
         }
         return json.dumps(content, indent=2)
@@ -105,8 +109,16 @@ class Verdict(Finding):
             + ("" if grade.differing is None else f" ({grade.differing:,} of {grade.values:,} outputs differ)")
             for grade in self.devices
         )
+        if self.flips:
+            scores += f"; {flips_in_words(self.flips)}"
         word = ("passes" if self.passes else "fails") if self.asked else "scores"
         return "\n  ".join([f"{word} on {self.examples:,} examples: {scores}", *self.failures])
+
+
+def flips_in_words(flips: Sequence[int]) -> str:
+    """How many examples have another class on another device, and which ones."""
+    count = len(flips)
+    return f"{count:,} example{'s' * (count > 1)} flip{'s' * (count == 1)} (numbers {listed(list(map(str, flips)), 8)})"
 
 
 class Gate:
@@ -119,7 +131,8 @@ class Gate:
             train(prepared)
             verdict = gate(prepared, epoch)
 
-    A network that is not frozen is scored as if it were frozen now.
+    A network that is not frozen is scored as if it were frozen now. Of several devices, the best network is the one
+    that is most often right on the worst of them; an example whose class differs between them counts as wrong.
 
     Attributes:
         best: the verdict on the best network so far; None before the first.
@@ -134,6 +147,7 @@ class Gate:
         minimum: float | None = None,
         maximum: float | None = None,
         max_differ: int | None = None,
+        max_flips: int | None = None,
         beside: str | Profile | None = None,
         higher_is_better: bool = True,
         keep: str | os.PathLike[str] | None = None,
@@ -145,6 +159,7 @@ class Gate:
             devices: names in `deploy.PROFILES`; by default the device the network was prepared for.
             minimum, maximum: bounds of the metric, on every device.
             max_differ: how many of the outputs' integers may differ between a device and `beside`.
+            max_flips: how many examples may have other classes on one of the devices, or `beside`, than on another.
             beside: the device that others are compared with; by default the one the network was prepared for.
             higher_is_better: False for losses and errors.
             keep: a folder for the best network so far, ``best.tflite``, and the verdict on it, ``best.json``.
@@ -163,9 +178,12 @@ class Gate:
             raise ValueError(f"no metric is at least minimum={minimum:g} and at most maximum={maximum:g}")
         if keep is not None and not os.fspath(keep):
             raise ValueError("keep is empty; name a folder, or '.' for this one")
-        counts = isinstance(max_differ, int) and not isinstance(max_differ, bool)
-        if max_differ is not None and not (counts and max_differ >= 0):
-            raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
+        for name, most, what in (("max_differ", max_differ, "integers"), ("max_flips", max_flips, "examples")):
+            counts = isinstance(most, int) and not isinstance(most, bool)
+            if most is not None and not (counts and most >= 0):
+                raise ValueError(f"{name} must be a number of {what}, 0 or more, got {most!r}")
+        if max_flips is not None and metric is not accuracy:
+            raise ValueError("max_flips counts classes that differ, so it needs the metric accuracy; give max_differ")
         names = (devices,) if isinstance(devices, str | Profile) else devices
         if names is not None and not isinstance(names, Sequence):
             raise TypeError(f"devices must be names of devices, got {devices!r}")
@@ -174,7 +192,7 @@ class Gate:
         self._devices = tuple(dict.fromkeys(profile_named(device).name for device in names or ()))
         self._beside = None if beside is None else profile_named(beside, "beside").name
         self._data, self._metric, self._warned = Data(data, True, "test"), metric, False
-        self._minimum, self._maximum, self._max_differ = minimum, maximum, max_differ
+        self._minimum, self._maximum, self._max_differ, self._max_flips = minimum, maximum, max_differ, max_flips
         self._higher, self._keep = higher_is_better, None if keep is None else Path(keep)
         self.best: Verdict | None = None
 
@@ -202,13 +220,17 @@ class Gate:
         beside = self._beside or graph.trained_for or devices[0]
         codes = Intake(graph, warns=not self._warned).codes(self._data.inputs)
         self._warned = True
+        compares = self._max_differ is not None or self._max_flips is not None
         known = {
             name: simulate(graph, codes, name, batch_size=TOGETHER, progress=False)
-            for name in dict.fromkeys((*devices, *([beside] if self._max_differ is not None else [])))
+            for name in dict.fromkeys((*devices, *([beside] if compares else [])))
         }
+        outputs = {name: output_values(graph, known[name]) for name in known}
+        if self._max_flips is not None and len(known) == 1:
+            raise ValueError(f"max_flips compares devices, and {beside} is the only one: name others")
         rows, failures = [], []
         for name in devices:
-            reached = score(self._metric, output_values(graph, known[name]), self._data.targets)
+            reached = score(self._metric, outputs[name], self._data.targets)
             differing, values = None, sum(array.size for array in known[name].values())
             if beside in known and name != beside:
                 differing = sum(
@@ -224,18 +246,29 @@ class Gate:
                 failures.append(
                     f"{name}: {differing:,} of {values:,} outputs differ from {beside}, {self._max_differ:,} may"
                 )
-        asked = any(bound is not None for bound in (self._minimum, self._maximum, self._max_differ))
-        return Verdict(tuple(rows), tuple(failures), self._data.examples, higher_is_better=self._higher, asked=asked)
+        flips = None
+        if self._metric is accuracy and len(known) > 1:
+            first, *others = (next(iter(values.values())).argmax(-1) for values in outputs.values())
+            differ = np.any([first != classes for classes in others], axis=0)
+            flips = tuple(np.flatnonzero(differ.reshape(len(differ), -1).any(axis=1)).tolist())
+            if self._max_flips is not None and len(flips) > self._max_flips:
+                failures.append(f"{' and '.join(known)}: {flips_in_words(flips)}, {self._max_flips:,} may")
+        asked = compares or self._minimum is not None or self._maximum is not None
+        examples = self._data.examples
+        return Verdict(
+            tuple(rows), tuple(failures), examples, higher_is_better=self._higher, asked=asked, flips=flips
+        )  # fmt: skip
 
 
 def _rank(verdict: Verdict) -> tuple[bool, float]:
-    """A network that passes is better than one that does not."""
-    return not verdict.failures, verdict.score if verdict.higher_is_better else -verdict.score
+    """A network that passes is better than one that does not. An example that flips counts as wrong."""
+    score = verdict.score if verdict.higher_is_better else -verdict.score
+    return not verdict.failures, score - len(verdict.flips or ()) / verdict.examples
 
 
 def gate(network: object, data: object, metric: Metric = accuracy, **settings: Any) -> Verdict:
     """Whether a network meets its requirements on its devices' integers; see `Gate` for the settings. Without minimum,
-    maximum or max_differ the verdict has scores, and its truth value is an error.
+    maximum, max_differ or max_flips the verdict has scores, and its truth value is an error.
 
     Args:
         network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a .tflite
