@@ -124,6 +124,7 @@ DEPLOYMENT = {
     "Streams": ("stream", "Stream"),
     "Errors": ("MissingData", "Refusal", "RuntimeRefusal"),
     "Other files": ("write_onnx", "c_array", "write_c_array"),
+    "Receipts": ("receipt", "Receipt"),
     "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
     "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
 }

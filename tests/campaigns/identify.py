@@ -4,6 +4,9 @@ them on other random graphs.
 
     python tests/campaigns/identify.py
     python tests/campaigns/identify.py --devices micro "64 entries" --operators CONV_2D ADD
+    python tests/campaigns/identify.py --devices tosa --tosa ENVIRONMENT --write src/exactqat/kit/device/tosa.json
+
+ENVIRONMENT: see `tosa_model`; the file declares the device that was found.
 
 The devices are the runtimes of this machine and those of `made_up_devices.py`, one of them also with noise in one code
 of 10,000, where nothing must be called explained. The exit status is 1 if something else was found.
@@ -12,13 +15,16 @@ of 10,000, where nothing must be called explained. The exit status is 1 if somet
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import _tests_folder  # noqa: F401
 import numpy as np
 from device_cases import random_codes, random_graph
 from made_up_devices import DEVICES, Noisy
+from tosa_model import ReferenceModel
 
 from exactqat.deploy import Graph, Identification, identify, profiles_here, simulate
 from exactqat.deploy.comparing import Run
@@ -29,7 +35,12 @@ from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.onnxruntime import OnnxRuntime, in_real_numbers, written_network
 from exactqat.kit.device import Profile, Refusal, declare, profile
 
-NOISY = "noise in 1 of 10,000"
+NOISY, TOSA = "noise in 1 of 10,000", "tosa"
+ABOUT = {
+    "name": TOSA,
+    "title": "TOSA's reference model",
+    "description": "TOSA's reference model (tosa-tools 2026.8.0), on files as TensorFlow's passes lower them to TOSA",
+}
 
 
 def runtime(name: str) -> Run:
@@ -74,7 +85,9 @@ def answer(run: Run, file: str, graph: Graph, codes: Mapping[str, np.ndarray]) -
 def proof(name: str, arguments: argparse.Namespace) -> tuple[Identification, dict[str, tuple[int, int]]]:
     """What was found of a device, operator by operator, and the comparison of it with other graphs."""
     file = ".onnx" if name in profiles_here(".onnx") else ".tflite"
-    run = Noisy(DEVICES["float32"]) if name == NOISY else DEVICES.get(name) or runtime(name)
+    run: Run = Noisy(DEVICES["float32"]) if name == NOISY else DEVICES.get(name) or runtime(name)
+    if name == TOSA:
+        run = ReferenceModel(arguments.tosa)
     rows = []
     for entry in names(file) if arguments.operators is None else arguments.operators:
         if entry in names(file):
@@ -99,7 +112,11 @@ def proof(name: str, arguments: argparse.Namespace) -> tuple[Identification, dic
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*profiles_here(), *profiles_here(".onnx"), *DEVICES, NOISY]
-    parser.add_argument("--devices", nargs="+", default=known, choices=known, metavar="DEVICE")
+    parser.add_argument("--devices", nargs="+", default=known, choices=[*known, TOSA], metavar="DEVICE")
+    parser.add_argument("--tosa", type=Path, metavar="ENVIRONMENT", help="of tosa-tools")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="declare the last device here, as the reference model"
+    )
     parser.add_argument("--operators", nargs="+", choices=names(), metavar="OPERATOR")
     parser.add_argument("--codes", type=int, default=100_000, help="of each operator, at least")
     parser.add_argument("--count", type=int, default=200, help="other graphs of each operator")
@@ -120,9 +137,13 @@ def main() -> int:
         cells = [name, found.like, f"{explained} of {len(ran)}", unexplained, str(len(found.operators) - len(ran))]
         cells += [f"{found.codes:,}", f"{found.seconds:.0f}", f"{values:,}, {differing:,}"]
         print(f"| {' | '.join(cells)} |", flush=True)
-        wrong = [f"{kind}: {pair[1]:,} of {pair[0]:,}" for kind, pair in again.items() if pair[1]]
-        for words in wrong:
-            print(f"    differs on other graphs: {words}", flush=True)
+        wrong = {kind: f"{pair[1]:,} of {pair[0]:,}" for kind, pair in again.items() if pair[1]}
+        for kind, words in wrong.items():
+            print(f"    differs on other graphs: {kind}: {words}", flush=True)
+        if arguments.write is not None:
+            claimed = {kind: count for kind, count in found.as_data()["compared"].items() if kind not in wrong}
+            data = {**found.as_data(), **ABOUT, "compared": claimed}
+            arguments.write.write_text(f"{json.dumps(data, indent=2)}\n")
         failed += bool(wrong) or (explained > 0 if name == NOISY else explained < len(ran))
     return int(failed > 0)
 

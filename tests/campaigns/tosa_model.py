@@ -2,20 +2,18 @@
 """Runs .tflite files on the TOSA reference model, which Arm's `tosa-tools` brings: what `device="tosa"` was found from.
 
     python -m venv ENVIRONMENT && ENVIRONMENT/bin/pip install tosa-tools==2026.8.0
-    python tests/campaigns/tosa_model.py ENVIRONMENT                  # identifies it: writes tosa.json in the package
-    python tests/campaigns/tosa_model.py ENVIRONMENT --check          # compares tosa.json with it on other graphs
+    python tests/campaigns/identify.py --devices tosa --tosa ENVIRONMENT --write src/exactqat/kit/device/tosa.json
 
 The package pins NumPy, so it has an environment of its own. TOSA has no operators with scales: an operator of
-TensorFlow Lite becomes several of TOSA's, as TensorFlow's own `tfl` to `tosa` passes write them: sums of products in int32, then
-RESCALE with double rounding; operands of ADD are brought to 20 bits more with single rounding; functions are TABLEs.
+TensorFlow Lite becomes several of TOSA's, in the manner of TensorFlow's own passes from `tfl` to `tosa`: sums of
+products in int32, then RESCALE with double rounding; operands of ADD are brought to 20 bits more with single rounding;
+functions are TABLEs.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 import _tests_folder  # noqa: F401
 import numpy as np
 
-from exactqat.deploy import Graph, Operator, RuntimeRefusal, Tensor
+from exactqat.deploy import Graph, RuntimeRefusal, Tensor
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.runtimes import emulated_runtime
 from exactqat.kit.device.arithmetic import bounds, fixed_point, same_padding
@@ -98,6 +96,22 @@ class Writer:
         shape, (_, dtype) = self.tensors[name][0], dtypes
         return self.add("RESCALE", operands, shape, True, rounding, per_channel, False, False, dtype=dtype)
 
+    def windowed(self, x: Tensor, window: Numbers, attributes: Mapping[str, Any]) -> tuple[str, list[int]]:
+        """The operand of a sliding window and its padding. TOSA's windows meet the operand's end, so what TensorFlow
+        Lite's leave out there is cut off."""
+        pads, sizes, name = [], list(x.shape), self.operand(x)
+        dilations = attributes.get("dilations", (1, 1))
+        for axis, (size, stride, gap) in enumerate(zip(window, attributes["strides"], dilations, strict=True), 1):
+            before, after = (0, 0)
+            if attributes["padding"] == "SAME":
+                before, after = same_padding(x.shape[axis], size, stride, gap)
+            rest = (x.shape[axis] + before + after - (size - 1) * gap - 1) % stride
+            sizes[axis] -= max(rest - after, 0)
+            pads += [before, max(after - rest, 0)]
+        if sizes != list(x.shape):
+            name = self.add("SLICE", [name, self.sizes([0] * 4), self.sizes(sizes)], sizes)
+        return name, pads
+
     def finish(self, name: str, output: Tensor, attributes: Mapping[str, Any]) -> None:
         """Clamps as a fused activation does, and calls it as the graph does."""
         low, high = bounds(output, attributes, PLAIN)
@@ -119,13 +133,6 @@ def scale(tensor: Tensor) -> float:
     return float(tensor.quantization.scale[0])
 
 
-def pads(x: Tensor, window: Numbers, attributes: Mapping[str, Any]) -> list[int]:
-    if attributes["padding"] == "VALID":
-        return [0, 0, 0, 0]
-    axes = zip(x.shape[1:3], window, attributes["strides"], attributes.get("dilations", (1, 1)), strict=True)
-    return [size for axis in axes for size in same_padding(*axis)]
-
-
 def rescaled_sums(writer: Writer, sums: str, x: Tensor, filter: Tensor, y: Tensor) -> str:
     scales = filter.quantization.scale.astype(np.float64)
     factors = scale(x) * (scales if len(scales) > 1 else scales[0]) / scale(y)
@@ -142,18 +149,7 @@ def convolution(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Ma
         kind, weights = "DEPTHWISE_CONV2D", weights[0].reshape(*window, x.shape[3], -1)
     elif weights.shape[3] != x.shape[3]:
         raise RuntimeRefusal("groups")
-    wanted = pads(x, window, attributes)
-    # TOSA has no windows that leave out what lies at the end.
-    reach = [(size - 1) * gap + 1 for size, gap in zip(window, dilations, strict=True)]
-    for axis in (0, 1):
-        rest = (x.shape[1 + axis] + sum(wanted[2 * axis : 2 * axis + 2]) - reach[axis]) % strides[axis]
-        wanted[2 * axis + 1] -= rest
-    name = writer.operand(x)
-    cut = [min(wanted[1], 0), min(wanted[3], 0)]
-    if any(cut):
-        sizes = [x.shape[0], x.shape[1] + cut[0], x.shape[2] + cut[1], x.shape[3]]
-        name = writer.add("SLICE", [name, writer.sizes([0] * 4), writer.sizes(sizes)], sizes)
-    wanted = [max(pad, 0) for pad in wanted]
+    name, wanted = writer.windowed(x, window, attributes)
     operands = [name, writer.constant(weights, INT8), writer.constant(bias.data, INT32),
                 writer.constant([zero(x)], INT8), writer.constant([0], INT8)]  # fmt: skip
     sums = writer.add(kind, operands, shape, wanted, strides, dilations, False, ACCUMULATOR, dtype=INT32)
@@ -187,7 +183,9 @@ def added(writer: Writer, tensors: list[Tensor], y: Tensor, kind: str) -> str:
 def multiplied(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Mapping[str, Any]) -> str:
     terms = [writer.rescale(writer.operand(x, len(y.shape)), 1.0, (zero(x), 0), (INT8, INT32), SINGLE) for x in tensors]
     product = writer.add("MUL", [*terms, writer.constant([0], INT8)], y.shape, dtype=INT32)
-    return writer.rescale(product, scale(tensors[0]) * scale(tensors[1]) / scale(y), (0, zero(y)), (INT32, INT8), DOUBLE)
+    return writer.rescale(
+        product, scale(tensors[0]) * scale(tensors[1]) / scale(y), (0, zero(y)), (INT32, INT8), DOUBLE
+    )
 
 
 def requantized(writer: Writer, tensors: list[Tensor], y: Tensor, rounding: int) -> str:
@@ -202,7 +200,8 @@ def rectified(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Mapp
 def looked_up(writer: Writer, tensors: list[Tensor], y: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> str:
     (x,) = tensors
     real = np.float32(scale(x)) * np.arange(-128 - zero(x), 128 - zero(x)).astype(np.float32)
-    values = np.asarray(function(real), np.float32) / np.float32(scale(y))
+    with np.errstate(over="ignore"):
+        values = np.asarray(function(real), np.float32) / np.float32(scale(y))
     codes = np.trunc(values + np.copysign(np.float32(0.5), values)) + zero(y)
     table = writer.constant(np.clip(codes, -128, 127).astype(np.int8), INT8)
     return writer.add("TABLE", [writer.operand(x), table], y.shape)
@@ -211,16 +210,11 @@ def looked_up(writer: Writer, tensors: list[Tensor], y: Tensor, function: Callab
 def pooled(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Mapping[str, Any], average: bool) -> str:
     (x,) = tensors
     window, strides = list(attributes["filter_size"]), list(attributes["strides"])
-    pad = pads(x, window, attributes)
-    for axis in (0, 1):
-        rest = (x.shape[1 + axis] + sum(pad[2 * axis : 2 * axis + 2]) - window[axis]) % strides[axis]
-        pad[2 * axis + 1] -= rest
-    if min(pad) < 0:
-        raise RuntimeRefusal("a window that leaves out the end")
+    name, pad = writer.windowed(x, window, attributes)
     if not average:
-        return writer.add("MAX_POOL2D", [writer.operand(x)], y.shape, window, strides, pad, PROPAGATE)
+        return writer.add("MAX_POOL2D", [name], y.shape, window, strides, pad, PROPAGATE)
     zeros = [writer.constant([zero(tensor)], INT8) for tensor in (x, y)]
-    return writer.add("AVG_POOL2D", [writer.operand(x), *zeros], y.shape, window, strides, pad, ACCUMULATOR)
+    return writer.add("AVG_POOL2D", [name, *zeros], y.shape, window, strides, pad, ACCUMULATOR)
 
 
 def reduced(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Mapping[str, Any], mean: bool) -> str:
@@ -245,7 +239,10 @@ def moved(writer: Writer, tensors: list[Tensor], y: Tensor, kind: str, attribute
         return writer.add(kind, names, y.shape, list(attributes["permutation"]))
     if kind == "RESHAPE":
         return writer.reshape(names[0], y.shape)
-    return writer.add(kind, [writer.operand(x, len(y.shape)) for x in tensors], y.shape, PROPAGATE)
+    # In int8 there is none of the others.
+    terms = [writer.rescale(writer.operand(x, len(y.shape)), 1.0, (zero(x), 0), (INT8, INT32), SINGLE) for x in tensors]
+    total = writer.add(kind, terms, y.shape, PROPAGATE, dtype=INT32)
+    return writer.rescale(total, 1.0, (0, zero(y)), (INT32, INT8), SINGLE)
 
 
 # By TensorFlow Lite's name; what is missing the device rejects.
@@ -257,7 +254,7 @@ LOWERED: dict[str, Callable[..., str]] = {
     "MUL": multiplied,
     "QUANTIZE": lambda w, x, y, a: requantized(w, x, y, DOUBLE),
     "RELU": rectified,
-    "LOGISTIC": lambda w, x, y, a: looked_up(w, x, y, lambda v: np.float32(1) / (np.float32(1) + np.exp(-v))),
+    "LOGISTIC": lambda w, x, y, a: looked_up(w, x, y, lambda v: 1 / (1 + np.exp(-v.astype(np.float64)))),
     "TANH": lambda w, x, y, a: looked_up(w, x, y, np.tanh),
     "EXP": lambda w, x, y, a: looked_up(w, x, y, np.exp),
     "HARD_SWISH": lambda w, x, y, a: looked_up(w, x, y, lambda v: v * np.clip(v + 3, 0, 6) / np.float32(6)),
@@ -290,7 +287,8 @@ class ReferenceModel:
         here, messages = Path(__file__).parent, Path(emulated_runtime.__file__).parent
         command = [environment / "bin" / "python", here / "tosa_process.py", messages]
         clean = {"PYTHONPATH": "", "PATH": ""}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, env=clean)  # fmt: skip
 
     def __call__(self, content: bytes, codes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         graph = read_content(content).graph

@@ -3,8 +3,8 @@
 
     ENVIRONMENT/bin/python tosa_process.py FOLDER
 
-FOLDER holds `emulated_runtime.py`, whose messages these are. The header of a message describes a graph: its `inputs` and
-`outputs` by name, `tensors` (name: shape and dtype), `constants` (names, whose arrays come first, then those of the
+FOLDER holds `emulated_runtime.py`, whose messages these are. The header of a message describes a graph: its `inputs`
+and `outputs` by name, `tensors` (name: shape and dtype), `constants` (names, whose arrays come first, then those of the
 inputs), `shapes` (name: numbers) and `operations` (TOSA's name, inputs, output, attributes in the serializer's order).
 """
 

@@ -16,7 +16,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...kit.device.profile import PROFILES, formerly, profile_named, that_run, with_alias
+from ...kit.device.profile import PACKAGED, PROFILES, formerly, profile_named, that_run, with_alias
 from ...kit.display import shell_word
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def rules_in(value: str) -> str:
 def device_named(name: object) -> str:
     """A device that a job can be trained for; of a file, or what one says, the name of the device that it declares."""
     name = text(name)
-    if name.endswith(".json") or name.startswith("{"):
+    if name.endswith(".json") or name.startswith("{") or name in PACKAGED:
         try:
             name = profile_named(name).name
         except OSError as error:
@@ -204,7 +204,8 @@ def device_named(name: object) -> str:
         advice = f"; it is now called {formerly(name)}"
     elif re.fullmatch(r"cpu|cuda(:\d+)?", name):
         advice = f"; to choose where networks train, use --accelerator {name}"
-    raise ValueError(f"--device must be one of {', '.join(that_run('.tflite'))}, got {name!r}{advice}")
+    known = dict.fromkeys((*that_run(".tflite"), *PACKAGED))
+    raise ValueError(f"--device must be one of {', '.join(known)}, or a device's file, got {name!r}{advice}")
 
 
 def setting(group: str, default: Any, check: Callable[[object], object], metavar: str = "", *names: str) -> Any:
@@ -268,7 +269,8 @@ class Settings:
         distill: Quantization-aware training also learns the float network's answers: their share of the loss, above 0
             and at most 1, and a temperature, by default 4.
         device: Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with
-            XNNPACK), reference (LiteRT's reference kernels), micro (TFLite-Micro), or a device's file DEVICE.json.
+            XNNPACK), reference (LiteRT's reference kernels), micro (TFLite-Micro), tosa (TOSA's
+            reference model), or a device's file DEVICE.json.
         ptq: Also search the best post-training quantization on the device's integers.
         seed: Seed for weights, order and changes of the images. The same seed gives the same bits.
     """

@@ -166,6 +166,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Devices that files beside this one declare, when they are first named.
+PACKAGED = ("tosa",)
 _PROFILES: dict[str, Profile] = {}
 # By name, in order of declaration.
 PROFILES: Mapping[str, Profile] = MappingProxyType(_PROFILES)
@@ -227,12 +229,16 @@ def profile_named(profile: str | Profile | os.PathLike[str], argument: str = "de
         return read_profile(profile)
     if isinstance(profile, str) and profile.startswith("{"):
         return _declared(profile, argument)
+    if profile in PACKAGED and profile not in PROFILES:
+        content = json.loads(Path(__file__).with_name(f"{profile}.json").read_bytes())
+        return declare(replace(profile_of_data(content), data=""))
     if isinstance(profile, str):
         match = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
         if match is not None:
             return match
     now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
-    raise ValueError(f"{argument} must be one of {', '.join(known_names())}, got {profile!r}{now}")
+    known = dict.fromkeys((*known_names(), *PACKAGED))
+    raise ValueError(f"{argument} must be one of {', '.join(known)}, got {profile!r}{now}")
 
 
 # --- devices as data -------------------------------------------------------------------------------------------------
@@ -406,6 +412,7 @@ __all__ = [
     "MECHANISMS",
     "MICRO",
     "ONNXRUNTIME_X86",
+    "PACKAGED",
     "PROFILES",
     "REFERENCE",
     "X86",
