@@ -200,7 +200,7 @@ def rectified(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Mapp
 def looked_up(writer: Writer, tensors: list[Tensor], y: Tensor, function: Callable[[np.ndarray], np.ndarray]) -> str:
     (x,) = tensors
     real = np.float32(scale(x)) * np.arange(-128 - zero(x), 128 - zero(x)).astype(np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # in float32
         values = np.asarray(function(real), np.float32) / np.float32(scale(y))
     codes = np.trunc(values + np.copysign(np.float32(0.5), values)) + zero(y)
     table = writer.constant(np.clip(codes, -128, 127).astype(np.int8), INT8)
@@ -254,7 +254,7 @@ LOWERED: dict[str, Callable[..., str]] = {
     "MUL": multiplied,
     "QUANTIZE": lambda w, x, y, a: requantized(w, x, y, DOUBLE),
     "RELU": rectified,
-    "LOGISTIC": lambda w, x, y, a: looked_up(w, x, y, lambda v: 1 / (1 + np.exp(-v.astype(np.float64)))),
+    "LOGISTIC": lambda w, x, y, a: looked_up(w, x, y, lambda v: np.float32(1) / (np.float32(1) + np.exp(-v))),
     "TANH": lambda w, x, y, a: looked_up(w, x, y, np.tanh),
     "EXP": lambda w, x, y, a: looked_up(w, x, y, np.exp),
     "HARD_SWISH": lambda w, x, y, a: looked_up(w, x, y, lambda v: v * np.clip(v + 3, 0, 6) / np.float32(6)),

@@ -103,7 +103,9 @@ def test_a_runtime_proves_it(tmp_path: Path) -> None:
 
 def test_names_and_refusals(npu: Profile) -> None:
     assert profile_named("xnnpack").name == "xnnpack-x86" and profile_named(npu) is npu
-    known = "device must be one of xnnpack-x86, xnnpack-arm64, reference, micro, onnxruntime-x86, npu, xnnpack, tosa, got"
+    known = (
+        "device must be one of xnnpack-x86, xnnpack-arm64, reference, micro, onnxruntime-x86, npu, xnnpack, tosa, got"
+    )
     with pytest.raises(ValueError, match=f"^{known} 'x86'; it is called 'xnnpack-x86' now$"):
         profile_named("x86")
     with pytest.raises(ValueError, match=f"^{known} None$"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -197,8 +198,10 @@ class Add(FusedBinary):
             steps = arithmetic.combine([first, self.sign * second], factors, zero_point)
         else:  # on a grid of twice the larger scale with so many bits more, and from there on the result's
             bits, twice_larger = 20 if call.output.dtype == "int8" else 15, 2 * max(scales)
+            once = replace(arithmetic, roundings=arithmetic.roundings[:1])
+            of_operands = once if arithmetic.addition == "operands_once" else arithmetic
             first, second = (
-                arithmetic.rescale(operand << bits, arithmetic.factor([each], twice_larger))
+                of_operands.rescale(operand << bits, arithmetic.factor([each], twice_larger))
                 for operand, each in zip((first, second), scales, strict=True)
             )
             factor = arithmetic.factor([twice_larger], scale, 2**bits)

@@ -99,7 +99,7 @@ GROUPS: Mapping[str, tuple[Answers, ...]] = {
     "rounding": tuple(_roundings()),
     "channels": ({"channels": "each"}, {"channels": "first"}),
     "multiplier": tuple(_multipliers()),
-    "addition": ({"addition": "once"}, {"addition": "each"}),
+    "addition": tuple({"addition": word} for word in WORDS["addition"]),
     "division": ({"division": "exact"}, {"division": "multiplied"}),
     "accumulator": tuple(_accumulators()),
     "table": tuple(_tables()),
@@ -123,8 +123,9 @@ def answering(hypotheses: Sequence[Hypothesis], groups: Sequence[str]) -> list[H
             continue
         for choice in product(*(GROUPS[group] for group in groups)):
             entry = replace(stated, **{name: value for part in choice for name, value in part.items()})
-            # A real multiplier knows no upper half of a product.
-            if entry.multiplier == "fixed_point" or len(entry.roundings) == 1:
+            # A real multiplier knows no upper half of a product, and what is rounded once is as with each.
+            twice = len(entry.roundings) > 1
+            if entry.multiplier == "fixed_point" if twice else entry.addition != "operands_once":
                 answers[replace(hypothesis, arithmetic=entry)] = None
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.arithmetic is None), *answers]
 

@@ -37,7 +37,7 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "overflow": ("saturate", "wrap"),
         "overflow_at": ("end", "each"),
         "bias": ("first", "last"),
-        "addition": ("once", "each"),
+        "addition": ("once", "each", "operands_once"),
         "division": ("exact", "multiplied"),
         "table_end": ("beyond", "held"),
     }
@@ -70,7 +70,8 @@ class Arithmetic:
         overflow: an accumulator saturates or wraps.
         overflow_at: once at the end, or at each product, in the order of the filter's axes.
         bias: where an accumulator overflows at each product, it begins with the bias, or the bias comes last.
-        addition: a sum of two tensors is rounded once, or each of them and then their sum.
+        addition: a sum of two tensors is rounded once, or each of them and then their sum; where a product is rounded
+            twice, the operands may be rounded once.
         division: a mean of a window is divided by the count, or multiplied by its reciprocal as by any other factor.
         table_segments: a function is a table of this many equal segments and straight lines between their ends; 0: the
             kernels' own function. Of 256 segments of int8 codes nothing lies between.
