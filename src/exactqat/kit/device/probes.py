@@ -25,6 +25,8 @@ from .tensor import CODE_RANGES, INDICES, Quantization, per_tensor
 
 # Numbers that a scale next to a tie is chosen from, and results of graphs that split hypotheses or confirm them.
 TRIES, FEW, MANY = 400, 2048, 16384
+# Pairs of codes, of which those are taken whose sums lie nearest to ties.
+PAIRS = 1 << 16
 
 
 @dataclass
@@ -193,7 +195,15 @@ def pairs(draw: Draw) -> None:
         result = np.float32(first * second * draw.scale(*((15, 19) if draw.wide else most)))
         totals = float(first) * float(second) * steps[0] * steps[1]
     grids, codes = [draw.grid(first), draw.grid(second)], [draw.random((1, draw.count)) for _ in range(2)]
-    if draw.near:
+    if draw.near and draw.declaration.adds and draw.rng.integers(2):
+        # Scales in short ratios: sums are ties but for what float32 keeps of the scales, which the last bits decide.
+        grids[1] = draw.grid(np.float32(float(first) * draw.rng.integers(3, 16) / 16))
+        result = np.float32(float(first) * 2.0 ** int(draw.rng.integers(0, 3)))
+        drawn = draw.rng.integers(draw.lowest, draw.highest + 1, (2, PAIRS))
+        terms = [(side - grid.zero_point[0]) * float(grid.scale[0]) for side, grid in zip(drawn, grids, strict=True)]
+        nearest = np.argsort(np.abs((terms[0] + terms[1]) / float(result) % 1 - 0.5))[: draw.count]
+        codes = [side[nearest][None].astype(draw.dtype) for side in drawn]
+    elif draw.near:
         result, best = draw.next_to_a_tie(totals, float(result), 16)
         codes = [draw.with_steps(*each) for each in zip(codes, grids, steps[:, best], strict=True)]
     for each in zip(("x", "z"), grids, codes, strict=True):
