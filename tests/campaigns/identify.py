@@ -39,7 +39,7 @@ NOISY, TOSA = "noise in 1 of 10,000", "tosa"
 ABOUT = {
     "name": TOSA,
     "title": "TOSA's reference model",
-    "description": "TOSA's reference model (tosa-tools 2026.8.0), on files as TensorFlow's passes lower them to TOSA",
+    "description": "TOSA's reference model (tosa-tools 2026.8.0): RESCALE rounds sums twice and operands once",
 }
 
 

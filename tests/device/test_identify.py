@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -426,6 +427,65 @@ def test_a_network_is_trained_for_it(board: str, tmp_path: Path) -> None:
 def test_a_device_of_a_file_is_a_declared_one(known: None) -> None:
     device: Profile = declare(profile_of_data(STATED))
     assert device.of("MUL") in {device.of("MUL")} and hash(device) == hash(profile_of_data(STATED))
+
+
+@pytest.fixture
+def tosa(known: None) -> Iterator[Profile]:
+    """As when it is named for the first time."""
+    yield profile_named("tosa")
+
+
+def test_tosa_is_declared_when_it_is_named(tosa: Profile) -> None:
+    assert tosa is profile_named("tosa") is PROFILES["tosa"] and tosa.stored == "tosa" and tosa.runtime == ""
+    assert {"CONV_2D", "ADD", "AVERAGE_POOL_2D"} <= set(dict(tosa.compared)) and min(
+        dict(tosa.compared).values()
+    ) > 10**5
+    rng = np.random.default_rng(0)
+    assert unclaimed(random_graph(rng, "CONV_2D"), tosa) == () != unclaimed(random_graph(rng, "HARD_SWISH"), tosa)
+
+
+def test_tosa_rounds_operands_of_a_sum_once(tosa: Profile) -> None:
+    builder = Builder()
+    for name, mantissa, zero_point in (("z", "0x1.99999a0000000p-8", 127), ("x", "0x1p-8", 0)):
+        builder.input(name, (1, 1), per_tensor(float.fromhex(mantissa), zero_point))
+    builder.add("z", "x", per_tensor(float.fromhex("0x1.99999a0000000p-8"), 0), name="y")
+    graph, codes = builder.graph(["y"]), {"z": np.int8([[72]]), "x": np.int8([[-116]])}
+    # What the reference model computed.
+    assert [int(simulate(graph, codes, name)["y"][0, 0]) for name in ("tosa", "reference")] == [-127, -128]
+
+
+@pytest.mark.skipif("TOSA_TOOLS" not in os.environ, reason="needs an environment of tosa-tools, as TOSA_TOOLS")
+def test_a_network_for_tosa_on_its_reference_model(tosa: Profile, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tosa_model import ReferenceModel
+
+    from exactqat import qat
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner = torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+            self.pool, self.head = torch.nn.AvgPool2d(3), torch.nn.Linear(16 * 25, 10)
+
+        def forward(self, x: Any) -> Any:
+            x = torch.relu(self.stem(x))
+            return self.head(self.pool(x + torch.tanh(self.inner(x))).flatten(1))
+
+    torch.manual_seed(0)
+    x = torch.rand(32, 3, 30, 30)
+    prepared = qat.prepare(Network(), x, device="tosa")
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
+    for _ in range(3):
+        prepared.train()(x).square().mean().backward()
+        optimizer.step()
+    prepared.eval()
+    graph = deploy.lower(prepared)
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    run = ReferenceModel(Path(os.environ["TOSA_TOOLS"]))
+    report = verify(graph, path, device="tosa", data=x.numpy(), model=prepared, run=run)
+    assert report and report.values > 300_000 and report.training_values > 300_000 and not unclaimed(graph, "tosa")
 
 
 def stated_file(folder: Path) -> str:
