@@ -68,6 +68,18 @@ These counts are of the versions named below. [Runtime versions](runtime-version
 """
 
 
+PACKAGED_HEAD = """
+## TOSA
+
+`device="tosa"` is the arithmetic of TOSA's reference model, found [from outside](decisions/identify.md). A number is how
+many codes of random graphs were compared with it without a difference; nothing else is claimed. TOSA has no operators
+with scales: how a file's operators become TOSA's is said there, and a compiler may do it otherwise.
+
+| operator | `tosa` |
+|---|---|
+"""
+
+
 def table(dtype: str) -> list[str]:
     """One row per operator that supports activations in that dtype."""
     lines = [f"| operator | grid of the result | {' | '.join(f'`{profile}`' for profile in PROFILES)} |"]
@@ -98,8 +110,12 @@ def page() -> str:
     profiles = [f"| `{profile}` | {profile.description} |" for profile in PROFILES.values()]
     lines = [*profiles, "", *table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
     lines += [UNSIGNED.rstrip("\n"), "", *table("uint8"), PLAIN.rstrip("\n"), "", *table("int32")]
-    path = PAGE.parent.parent / "src" / "exactqat" / "kit" / "device" / "measured.json"
-    runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
+    folder = PAGE.parent.parent / "src" / "exactqat" / "kit" / "device"
+    tosa = json.loads((folder / "tosa.json").read_text())
+    lines.append(PACKAGED_HEAD.rstrip("\n"))
+    lines += [f"| {kind} | {count:,} |" for kind, count in tosa["compared"].items()]
+    lines += ["", f"{tosa['description']}; everything else is as on `{tosa['like']}`."]
+    runtimes = sorted(set(json.loads((folder / "measured.json").read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")
 
 
