@@ -195,13 +195,21 @@ def pairs(draw: Draw) -> None:
         result = np.float32(first * second * draw.scale(*((15, 19) if draw.wide else most)))
         totals = float(first) * float(second) * steps[0] * steps[1]
     grids, codes = [draw.grid(first), draw.grid(second)], [draw.random((1, draw.count)) for _ in range(2)]
-    if draw.near and draw.declaration.adds and draw.rng.integers(2):
-        # Scales in short ratios: sums are ties but for what float32 keeps of the scales, which the last bits decide.
-        grids[1] = draw.grid(np.float32(float(first) * draw.rng.integers(3, 16) / 16))
-        result = np.float32(float(first) * 2.0 ** int(draw.rng.integers(0, 3)))
+    if draw.near and draw.rng.integers(2):
+        # Scales in short ratios: results are ties but for what float32 keeps of the scales, which the last bits decide.
+        ratio, adds = float(draw.rng.integers(3, 16)) / 16, draw.declaration.adds
+        if adds:
+            grids[1], result = draw.grid(np.float32(float(first) * ratio)), first * 2.0 ** int(draw.rng.integers(0, 3))
+        else:
+            about = float(first) * float(second)
+            result = about * ratio * 2.0 ** np.round(np.log2(float(result) / about))
+        result = np.float32(result)
         drawn = draw.rng.integers(draw.lowest, draw.highest + 1, (2, PAIRS))
-        terms = [(side - grid.zero_point[0]) * float(grid.scale[0]) for side, grid in zip(drawn, grids, strict=True)]
-        nearest = np.argsort(np.abs((terms[0] + terms[1]) / float(result) % 1 - 0.5))[: draw.count]
+        one, other = (
+            (side - grid.zero_point[0]) * float(grid.scale[0]) for side, grid in zip(drawn, grids, strict=True)
+        )
+        real = (one + other if adds else one * other) / float(result)
+        nearest = np.argsort(np.abs(real % 1 - 0.5) + (np.abs(real) > draw.highest))[: draw.count]
         codes = [side[nearest][None].astype(draw.dtype) for side in drawn]
     elif draw.near:
         result, best = draw.next_to_a_tie(totals, float(result), 16)
