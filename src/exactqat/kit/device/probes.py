@@ -199,11 +199,11 @@ def pairs(draw: Draw) -> None:
         # Scales in short ratios: results are ties but for what float32 keeps of the scales, which the last bits decide.
         ratio, adds = float(draw.rng.integers(3, 16)) / 16, draw.declaration.adds
         if adds:
-            grids[1], result = draw.grid(np.float32(float(first) * ratio)), first * 2.0 ** int(draw.rng.integers(0, 3))
+            grids[1] = draw.grid(np.float32(float(first) * ratio))
+            result = np.float32(float(first) * 2.0 ** int(draw.rng.integers(0, 3)))
         else:
             about = float(first) * float(second)
-            result = about * ratio * 2.0 ** np.round(np.log2(float(result) / about))
-        result = np.float32(result)
+            result = np.float32(about * ratio * 2.0 ** np.round(np.log2(float(result) / about)))
         drawn = draw.rng.integers(draw.lowest, draw.highest + 1, (2, PAIRS))
         one, other = (
             (side - grid.zero_point[0]) * float(grid.scale[0]) for side, grid in zip(drawn, grids, strict=True)
