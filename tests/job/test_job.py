@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import hashlib
 import io
 import itertools
 import json
@@ -511,6 +512,16 @@ def test_export_writes_the_files_again(finished: tuple[Path, subprocess.Complete
         name = f"{precision}/model.tflite"
         assert (tmp_path / name).read_bytes() == (finished[0] / name).read_bytes()
         assert tmp_path / name in written
+    for accuracy in (None, "device_accuracy"):
+        written = restored.export_directory(tmp_path, name="keywords", receipts=True)
+        for precision in PRECISIONS:
+            file = (tmp_path / precision / "model.tflite").read_bytes()
+            receipt = json.loads((tmp_path / precision / "receipt.json").read_text())
+            assert receipt["sha256"] == hashlib.sha256(file).hexdigest() and receipt["device"] == "xnnpack-x86"
+            assert tmp_path / precision / f"keywords_{precision}_receipt.h" in written and receipt["examples"] == 4
+            methods = json.loads((finished[0] / "metrics.json").read_text())["networks"][precision]
+            assert receipt["accuracy"] == (accuracy and methods[methods["chosen"]][accuracy])
+        files.write_atomically(tmp_path / "metrics.json", (finished[0] / "metrics.json").read_bytes())
 
 
 @pytest.mark.parametrize(
