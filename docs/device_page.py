@@ -71,9 +71,9 @@ These counts are of the versions named below. [Runtime versions](runtime-version
 PACKAGED_HEAD = """
 ## TOSA
 
-`device="tosa"` is the arithmetic of TOSA's reference model, found [from outside](decisions/identify.md). A number is how
-many codes of random graphs were compared with it without a difference; nothing else is claimed. TOSA has no operators
-with scales: how a file's operators become TOSA's is said there, and a compiler may do it otherwise.
+`device="tosa"` is the arithmetic of TOSA's reference model, found [from outside](decisions/identify.md). A number is
+how many codes of random graphs were compared with it without a difference; nothing else is claimed. TOSA has no
+operators with scales: how a file's operators become TOSA's is said there, and a compiler may do it otherwise.
 
 | operator | `tosa` |
 |---|---|
