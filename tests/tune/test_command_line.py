@@ -67,6 +67,11 @@ def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
     verdict = json.loads(said)["model.tflite"]
     assert not verdict["passes"] and verdict["devices"]["micro"]["differing"] > 0
     assert exactqat("gate", path, "--data", data, "--device", "xnnpack-x86", "--run")[0] == 0
+    both = ("--device", "xnnpack-x86", "--device", "micro", "--max-flips")
+    assert exactqat("gate", path, "--data", data, *both, 10**6)[0] == 0
+    status, said = exactqat("gate", path, "--data", data, *both, 0, "--json")
+    (verdict,) = json.loads(said).values()
+    assert status == 1 and len(verdict["flips"]) > 5 and "examples flip" in verdict["failures"][0]
     np.savez(tmp_path / "words.npz", x=np.asarray(["a", "b"]), y=np.zeros(2, int))
     np.savez(tmp_path / "short.npz", x=np.zeros((2, 4)), y=np.zeros(1, int))
     for arguments, message in (
