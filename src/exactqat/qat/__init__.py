@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ..kit.planning.rule_text import load_rules, save_rules
     from ..kit.planning.rules import RangePolicy as RangePolicy
     from ..kit.planning.rules import Rule, UnusedRuleWarning
+    from . import distributed as distributed
+    from . import jax as jax
+    from . import keras as keras
+    from . import tfmot as tfmot
+    from . import torch as torch
     from .capture.proof import HalfPrecisionWarning, NotComparedWarning
     from .dry_run import Explanation, explain
     from .surface import calibrate, freeze, prepare
@@ -102,4 +107,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted((*__all__, *_MODULES))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..deploy import Footprint, Graph, footprint, lower, unclaimed
-from ..kit.device import DEFAULT_PROFILE, profile_named
+from ..kit.device import DEFAULT_PROFILE, DeviceName, profile_named
 from ..kit.display import aligned
 from ..kit.planning import UnsupportedOperator
 from ..kit.planning.fitting import RangesMovedWarning
@@ -104,7 +104,7 @@ def explain(
     *,
     variables: Tree = None,
     rules: Iterable[Rule] = (Rule(),),
-    device: str = DEFAULT_PROFILE,
+    device: DeviceName | str = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
     check: bool = False,
 ) -> Explanation:
@@ -155,7 +155,7 @@ def _sentences(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(warning.message) for warning in kept if not issubclass(warning.category, of_ranges)))
 
 
-def _frozen(framework: str, model: object, example: Tree, variables: Tree, options: Mapping[str, Any]) -> Graph:
+def _frozen(framework: str, model: Any, example: Tree, variables: Tree, options: Mapping[str, Any]) -> Graph:
     """The graph of a model whose ranges come from random numbers, as the model takes them."""
     prepared = prepare(model, example, variables=variables, **options)
     random = np.random.default_rng(0)

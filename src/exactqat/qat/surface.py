@@ -3,17 +3,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, overload
 
 from ..deploy.formats.read_onnx import OnnxModel
 from ..deploy.graph import Graph
-from ..kit.device import DEFAULT_PROFILE
+from ..kit.device import DEFAULT_PROFILE, DeviceName
 from ..kit.planning.rules import Rule
 from .train.core.frameworks import kit_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .train.jax.prepared import Prepared
+    from .train.keras.prepared import PreparedModel as KerasModel
+    from .train.torch.prepared import PreparedModel as TorchModule
+
 _DEFAULT_RULES = (Rule(),)
+
+
+# Models by what they have, as a type checker may know some of the frameworks only.
+class _OfTorch(Protocol):
+    def named_buffers(self) -> Any: ...
+
+
+class _OfKeras(Protocol):
+    def count_params(self) -> Any: ...
+
+
+class _Settings(TypedDict, total=False):
+    device: DeviceName | str | None
+    deployable: bool
+    keep_final_activation: bool | None
+    check: bool
+
+
+@overload
+def prepare(
+    model: Callable[..., Any],
+    example: Any,
+    rules: Iterable[Rule] = ...,
+    *,
+    variables: Any,
+    **settings: Unpack[_Settings],
+) -> Prepared: ...
+@overload
+def prepare(
+    model: _OfTorch | Graph | OnnxModel,
+    example: Any = None,
+    rules: Iterable[Rule] = ...,
+    **settings: Unpack[_Settings],
+) -> TorchModule: ...
+@overload
+def prepare(
+    model: _OfKeras, example: Any = None, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
+) -> KerasModel: ...
+@overload
+def prepare(
+    model: Callable[..., Any], example: Any, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
+) -> Prepared: ...
 
 
 def prepare(
@@ -22,7 +71,7 @@ def prepare(
     rules: Iterable[Rule] = _DEFAULT_RULES,
     *,
     variables: Any = None,
-    device: str | None = DEFAULT_PROFILE,
+    device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
     keep_final_activation: bool | None = None,
     check: bool = True,

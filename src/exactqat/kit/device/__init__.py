@@ -28,7 +28,7 @@ from .operator import (
     DeviceOperator,
     Refusal,
 )
-from .profile import DEFAULT_PROFILE, PROFILES, Profile, declare, profile_named
+from .profile import DEFAULT_PROFILE, PROFILES, DeviceName, Profile, declare, profile_named
 from .tensor import INT8_MAX, INT8_MIN, Quantization, Tensor, per_tensor
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "OPERATORS",
     "PADDINGS",
     "PROFILES",
+    "DeviceName",
     "DeviceOperator",
     "Profile",
     "Quantization",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -168,6 +168,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
 
 # Devices that files beside this one declare, when they are first named.
 PACKAGED = ("tosa",)
+# What type checkers and editors offer where a device is asked for; `PROFILES` may hold more of a user's own.
+DeviceName = Literal["xnnpack-x86", "xnnpack-arm64", "reference", "micro", "onnxruntime-x86", "tosa"]
 _PROFILES: dict[str, Profile] = {}
 # By name, in order of declaration.
 PROFILES: Mapping[str, Profile] = MappingProxyType(_PROFILES)
@@ -416,6 +418,7 @@ __all__ = [
     "PROFILES",
     "REFERENCE",
     "X86",
+    "DeviceName",
     "Profile",
     "declare",
     "formerly",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from ....kit.device import DEFAULT_PROFILE
+from ....kit.device import DEFAULT_PROFILE, DeviceName
 from ....kit.planning import UnsupportedOperator, plan, warn_of_plan
 from ....kit.planning.masks import with_examples
 from ....kit.planning.rules import Rule, checked_rules
@@ -33,7 +33,7 @@ def prepare(
     *arguments: Any,
     example: Any = None,
     rules: Iterable[Rule] = (Rule(),),
-    device: str | None = DEFAULT_PROFILE,
+    device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
     keep_final_activation: bool | None = None,
     check: bool = True,

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ....kit.device import DEFAULT_PROFILE
+from ....kit.device import DEFAULT_PROFILE, DeviceName
 from ....kit.display import listed
 from ....kit.planning import warn_of_plan
 from ....kit.planning.callers import users_line
@@ -30,7 +30,7 @@ def prepare(
     rules: Iterable[Rule] = (Rule(),),
     example: Any = None,
     *,
-    device: str | None = DEFAULT_PROFILE,
+    device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
     keep_final_activation: bool | None = None,
     check: bool = True,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ....kit.device import DEFAULT_PROFILE, profile_named
+from ....kit.device import DEFAULT_PROFILE, DeviceName, profile_named
 from ....kit.planning import plan, warn_of_plan
 from ....kit.planning.callers import users_line
 from ....kit.planning.masks import with_examples
@@ -36,7 +36,7 @@ def prepare(
     example: Any,
     rules: Iterable[Rule] = (Rule(),),
     *,
-    device: str | None = DEFAULT_PROFILE,
+    device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
     keep_final_activation: bool | None = None,
     check: bool = True,
@@ -90,7 +90,7 @@ def prepare_file(
 
 
 def prepare_again(
-    prepared: PreparedModel, rules: Iterable[Rule], *, device: str | None = DEFAULT_PROFILE
+    prepared: PreparedModel, rules: Iterable[Rule], *, device: DeviceName | str | None = DEFAULT_PROFILE
 ) -> PreparedModel:
     """What `prepare` would make with other rules from the model that a prepared one was made from, with its current
     weights and buffers. Reading a model takes seconds, and does not depend on rules.
