@@ -21,6 +21,7 @@ from .formats.onnx import write_onnx
 from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
 from .formats.tflite import write_tflite
+from .formats.tflite_metadata import with_metadata
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 from .identify import Identification, identify
 from .inspect import Inspection, inspect
@@ -89,6 +90,7 @@ __all__ = [
     "stream",
     "unclaimed",
     "verify",
+    "with_metadata",
     "write_c_array",
     "write_onnx",
     "write_tflite",

@@ -15,11 +15,11 @@ import numpy as np
 
 from ..kit.device import Profile, profile_named
 from ..kit.device.operator import FLOAT
-from ..kit.device.tensor import RAW, dequantize, quantize
+from ..kit.device.tensor import CODE_RANGES, RAW, dequantize, quantize
 from ..kit.display import shortened
 from .comparison import Comparison
 from .formats.read_tflite import FileEnd, TfliteFile, to_file
-from .formats.tflite import with_outputs, with_outputs_at
+from .formats.tflite import End, end_name, ends_in, with_outputs, with_outputs_at
 from .graph import Graph
 from .runtimes import Runtime, open_runtime
 from .runtimes.trial import RuntimeRefusal
@@ -60,8 +60,10 @@ class OpenedTflite:
         """
         self._graph = graph
         if file is None:
+            kinds = ends_in(graph, content).values()
             self._inputs, self._outputs = (
-                [own_end(graph, name) for name in side] for side in (graph.inputs, graph.outputs)
+                [own_end(graph, name, kind) for name in side]
+                for side, kind in zip((graph.inputs, graph.outputs), kinds, strict=True)
             )
             self._computed = graph.results()
             opened = with_outputs(content, self._computed)
@@ -118,10 +120,13 @@ class _ByExample:
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
 
-def own_end(graph: Graph, name: str) -> FileEnd:
-    """How the graph's own file holds a tensor."""
+def own_end(graph: Graph, name: str, kind: End | None = None) -> FileEnd:
+    """How the graph's own file holds a tensor. kind: what the file takes or returns in place of codes."""
     tensor = graph.tensors[name]
-    return FileEnd(name, tensor.shape, RAW if name in graph.in_uint8() else tensor.dtype, name, True)
+    dtype = RAW if name in graph.in_uint8() else tensor.dtype
+    if kind in (None, dtype) or tensor.dtype not in CODE_RANGES:
+        return FileEnd(name, tensor.shape, dtype, name, True)
+    return FileEnd(end_name(name, kind), tensor.shape, kind, name, True)
 
 
 def _with_batch(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:

@@ -104,7 +104,13 @@ class Streaming(Builder):
             results[name] = replace(result, tensor=returned)
         outputs = [*(result.tensor for result in results.values()), *(state.output for state in self.states)]
         graph = self.graph(outputs, True, self._signature(results))
-        return replace(graph, trained_for=self.whole.trained_for, metadata=self.whole.metadata), self.states, results
+        return (
+            replace(
+                graph, trained_for=self.whole.trained_for, metadata=self.whole.metadata, attached=self.whole.attached
+            ),
+            self.states,
+            results,
+        )
 
     def _signature(self, results: Mapping[str, Result]) -> Signature:
         """The network's, and states by their inputs' names."""

@@ -38,6 +38,7 @@ from ...kit.display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
+from .tflite_metadata import as_properties
 
 OPSET = 21
 # A message of the file format: its classes are generated, and have no types.
@@ -49,8 +50,8 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = ""
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
     Inputs and outputs are float32 and have the user's names and axes; ``metadata_props`` contains the signature as JSON
-    under "exactqat". The codes of every tensor of the graph are called ``<name>/codes``. The file is written completely
-    or not at all.
+    under "exactqat", and what `with_metadata` added. The codes of every tensor of the graph are called
+    ``<name>/codes``. The file is written completely or not at all.
     """
     require_graph(graph)
     return write_whole(Path(path), onnx_bytes(graph, description))
@@ -109,6 +110,7 @@ class _OnnxWriter:
         def renamed(names: Iterable[str]) -> tuple[str, ...]:
             return tuple(inner[name] for name in names)
 
+        self.properties = as_properties(graph.attached)
         self.graph = Graph(
             {inner[name]: replace(tensor, name=inner[name]) for name, tensor in graph.tensors.items()},
             tuple(
@@ -144,7 +146,7 @@ class _OnnxWriter:
             body, opset_imports=opset, producer_name="exactqat", doc_string=description, ir_version=10
         )
         ports = (tuple(end.port for end in side) for side in self.ends)
-        helper.set_model_props(model, {METADATA: Signature(*ports).as_json()})
+        helper.set_model_props(model, {METADATA: Signature(*ports).as_json(), **self.properties})
         self.onnx.checker.check_model(model, full_check=True)
         return bytes(model.SerializeToString(deterministic=True))
 

@@ -48,6 +48,7 @@ from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
 from .tflite import IDENTIFIER, Table, file_schema, import_deploy, with_first_subgraph, words_of
+from .tflite_metadata import attached_files
 
 # Bytes per value, where there are several.
 _WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
@@ -996,7 +997,8 @@ class _Reader:
             needed.add(successor.name)
         tensors = {name: self.used[name] for name in self.used if name in needed}
         signature, metadata = self.read_signature(inputs, outputs), self.read_metadata()
-        graph = Graph(tensors, tuple(operators), takes, returns, ports=signature, metadata=metadata)
+        attached = attached_files(self.content, MOST_READS * len(self.content))
+        graph = Graph(tensors, tuple(operators), takes, returns, "", signature, metadata, attached)
         try:
             graph.validate()
         except ValueError as error:

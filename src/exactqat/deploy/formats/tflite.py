@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ...kit.device import OPERATORS
-from ...kit.device.operator import FileStep, Refusal, need
+from ...kit.device.operator import FLOAT, FileStep, Refusal, need
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
 from ...kit.display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
@@ -32,9 +34,19 @@ IDENTIFIER = b"TFL3"
 # A table of the file format: its classes are generated, and have no types.
 Table = Any
 _METADATA = METADATA.encode()
+# What a file may take or return in place of the graph's codes; part of the names of these tensors.
+End = Literal["int8", "uint8", "float32"]
 
 
-def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = "", packed: bool = True) -> Path:
+def write_tflite(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    description: str = "",
+    packed: bool = True,
+    *,
+    inputs: End | None = None,
+    outputs: End | None = None,
+) -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
     Filters that fit into four bits are stored in four bits if the device that the graph was trained for computes the
@@ -42,16 +54,24 @@ def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = 
 
     The batch size is 1 in the file; `interpreter.resize_tensor_input` accepts any other. The file's signature
     ``serving_default`` has the user's names of inputs and outputs; its metadata ``exactqat`` also has the axes (JSON;
-    see `Graph.signature`). The file is written completely or not at all.
+    see `Graph.signature`). The file is written completely or not at all. What `with_metadata` added is written, too.
+
+    inputs, outputs: what the file takes and returns where the graph has codes; None: these codes. "float32": real
+    numbers, which a QUANTIZE at the beginning rounds to codes and a DEQUANTIZE at the end makes of them; "uint8": codes
+    128 higher, of a graph in int8. A number halfway between two codes may get either (in int8 about one in 200,000
+    random numbers gets another one than `input_codes` gives). The graph within, and what it computes, stays the same:
+    `read_tflite` returns it, and `verify` compares it.
 
     Raises:
         Refusal: the graph is not sound, or was trained for a device whose runtime lacks one of its operators.
+        ValueError: inputs or outputs is something else, or the graph's codes have no such form; real numbers are
+            refused for an input of fewer bits than its dtype.
     """
     require_graph(graph)
     missing = graph.absent_from(graph.trained_for) if graph.trained_for else ()
     if missing:
         raise Refusal(f"{graph.trained_for} does not run it: {'; '.join(missing)}")
-    return write_whole(Path(path), tflite_bytes(graph, description, packed))
+    return write_whole(Path(path), tflite_bytes(graph, description, packed, inputs, outputs))
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -71,13 +91,16 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
-def tflite_bytes(graph: Graph, description: str = "", packed: bool = True) -> bytes:
+def tflite_bytes(
+    graph: Graph, description: str = "", packed: bool = True, inputs: End | None = None, outputs: End | None = None
+) -> bytes:
     """The content of the .tflite file of `graph`; see `write_tflite`."""
     require_graph(graph)
     graph.validate()
     if packed and graph.trained_for:
         graph = with_four_bits(graph)
-    return _TfliteWriter(graph).finish("; ".join(filter(None, ("exactqat", description))))
+    content = _TfliteWriter(graph, inputs, outputs).finish("; ".join(filter(None, ("exactqat", description))))
+    return archive_of(graph.attached, content) if graph.attached else content
 
 
 def is_file_of(graph: Graph, content: bytes) -> bool:
@@ -85,7 +108,8 @@ def is_file_of(graph: Graph, content: bytes) -> bool:
     try:
         description = file_schema().Model.GetRootAs(content, 0).Description().decode()
         own = description.removeprefix("exactqat").removeprefix("; ")
-        return any(tflite_bytes(graph, own, packed) == content for packed in (True, False))
+        ends = ends_in(graph, content)
+        return any(tflite_bytes(graph, own, packed, **ends) == content for packed in (True, False))
     except Exception:  # noqa: BLE001 - the reader trusts all that it reads
         return False
 
@@ -100,7 +124,7 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     if is_file_of(graph, content):
         return ()
     lowered = bool(graph.trained_for)
-    own, file = (_declared(model) for model in (tflite_bytes(graph), content))
+    own, file = (_declared(model) for model in (tflite_bytes(graph, **ends_in(graph, content)), content))
     differences = []
     for (name, word), ours in own.items():
         theirs, tensor = file.get((name, word)), graph.tensors.get(name)
@@ -181,13 +205,28 @@ def end_names(content: bytes) -> tuple[list[str], list[str]]:
     return inputs, outputs
 
 
+def ends_in(graph: Graph, content: bytes) -> dict[str, Any]:
+    """What a file that was written from the graph takes and returns, as `write_tflite` takes it; None where that is the
+    graph's codes."""
+    sides = zip((graph.inputs, graph.outputs), end_names(content), strict=True)
+    kinds = [
+        [kind for kind in get_args(End) if any(end_name(name, kind) in names for name in own)] for own, names in sides
+    ]
+    return {side: kind[0] if kind else None for side, kind in zip(("inputs", "outputs"), kinds, strict=True)}
+
+
+def end_name(name: str, kind: str) -> str:
+    """What a file calls the tensor with which it begins or ends, beside the graph's."""
+    return f"{name}/{kind}"
+
+
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
 class _TfliteWriter:
     """Collects buffers, tensors and operator codes of one model in the graph's order."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, inputs: End | None = None, outputs: End | None = None) -> None:
         self.graph = graph
         self.unsigned = set(graph.in_uint8())
         self.schema = file_schema()
@@ -195,6 +234,9 @@ class _TfliteWriter:
         self.tensors: list[Table] = []
         self.codes: dict[tuple[str, int], int] = {}
         self.indices = {name: self.add_tensor(tensor) for name, tensor in graph.tensors.items()}
+        # What the file takes and returns, by the graph's tensors.
+        self.taken = {name: self.add_end("inputs", graph.tensors[name], inputs) for name in graph.inputs}
+        self.returned = {name: self.add_end("outputs", graph.tensors[name], outputs) for name in graph.outputs}
 
     def table(self, kind: str, **fields: object) -> Table:
         """A table of the file. The classes of ai-edge-litert 2.0 take no arguments."""
@@ -217,13 +259,17 @@ class _TfliteWriter:
             following = self.indices[tensor.successor]
             after.append(self.bare("ASSIGN_VARIABLE", [handle, following], [], "AssignVariableOptions"))
         operators = [entry for operator in self.graph.operators for entry in self.operator(operator)]
+        for name, end in self.taken.items():
+            before += [self.conversion(name, end, self.indices[name])] if end != self.indices[name] else []
+        for name, end in self.returned.items():
+            after += [self.conversion(name, self.indices[name], end)] if end != self.indices[name] else []
         subgraph = self.table(
             "SubGraph",
             name="main",
             tensors=self.tensors,
             operators=[*before, *operators, *after],
-            inputs=[self.indices[name] for name in self.graph.inputs],
-            outputs=[self.indices[name] for name in self.graph.outputs],
+            inputs=list(self.taken.values()),
+            outputs=list(self.returned.values()),
         )
         codes = []
         for kind, version in self.codes:
@@ -246,11 +292,45 @@ class _TfliteWriter:
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
 
-    def bare(self, word: str, operands: list[int], results: list[int], options: str, **fields: object) -> Table:
+    def add_end(self, side: str, tensor: Tensor, kind: End | None) -> int:
+        """The number of the tensor that the file takes or returns for one of the graph."""
+        index, dtype = self.indices[tensor.name], RAW if tensor.name in self.unsigned else tensor.dtype
+        if kind is not None and kind not in get_args(End):
+            raise ValueError(f"{side} must be one of {', '.join(get_args(End))}, got {kind!r}")
+        if kind in (None, dtype) or tensor.dtype not in CODE_RANGES:
+            return index
+        if kind != FLOAT and (kind, dtype) != (RAW, "int8"):
+            raise ValueError(f"{side} cannot be {kind}: the codes of {tensor.name!r} are {dtype}")
+        name = end_name(tensor.name, kind)
+        if name in self.graph.tensors:
+            raise ValueError(f"{side} cannot be {kind}: the graph has a tensor {name!r} already")
+        if (
+            kind == FLOAT
+            and side == "inputs"
+            and (limits := self.graph.limits(tensor.name)) != CODE_RANGES[tensor.dtype]
+        ):
+            raise ValueError(f"{side} cannot be {kind}: the codes of {tensor.name!r} stay within "
+                             f"{limits[0]}..{limits[1]}, which QUANTIZE does not keep to")  # fmt: skip
+        if kind == FLOAT:
+            return self.add_tensor(Tensor(name, tensor.shape, FLOAT, INDICES))
+        self.unsigned.add(name)
+        return self.add_tensor(replace(tensor, name=name))
+
+    def conversion(self, name: str, source: int, result: int) -> Table:
+        """The operator between a tensor of the graph and the one with which the file begins or ends."""
+        real, wide = self.schema.TensorType.FLOAT32, self.graph.tensors[name].dtype == "int16"
+        if self.tensors[result].type == real:
+            version = 3 if wide else 1 if name in self.unsigned else 2
+            return self.bare("DEQUANTIZE", [source], [result], "DequantizeOptions", version)
+        return self.bare("QUANTIZE", [source], [result], "QuantizeOptions", 2 if wide else 1)
+
+    def bare(
+        self, word: str, operands: list[int], results: list[int], options: str, version: int = 1, **fields: object
+    ) -> Table:
         """An operator that a graph lacks."""
         return self.table(
             "Operator",
-            opcodeIndex=self.codes.setdefault((word, 1), len(self.codes)),
+            opcodeIndex=self.codes.setdefault((word, version), len(self.codes)),
             inputs=operands,
             outputs=results,
             builtinOptionsType=getattr(self.schema.BuiltinOptions, options),
@@ -282,8 +362,8 @@ class _TfliteWriter:
         """The user's names, by which runtimes accept arrays (`interpreter.get_signature_runner()`)."""
         signature = self.graph.signature
         inputs, outputs = (
-            [self.table("TensorMap", name=port.name, tensorIndex=self.indices[port.tensor]) for port in ports]
-            for ports in (signature.inputs, signature.outputs)
+            [self.table("TensorMap", name=port.name, tensorIndex=ends[port.tensor]) for port in ports]
+            for ports, ends in ((signature.inputs, self.taken), (signature.outputs, self.returned))
         )
         return self.table("SignatureDef", inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
 
@@ -396,6 +476,16 @@ class _TfliteWriter:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
             entry.builtinOptions = self.table(step.options, **fields)
         return entry
+
+
+def archive_of(files: Mapping[str, bytes], content: bytes) -> bytes:
+    """A file with other files in a ZIP archive behind it, not compressed, as applications map them."""
+    whole = io.BytesIO(content)
+    whole.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(whole, "a") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)  # of 1980: the same files are the same bytes
+    return whole.getvalue()
 
 
 # Where a table of type Model says where its subgraphs are: in the third field.
