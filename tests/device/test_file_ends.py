@@ -165,6 +165,7 @@ def test_an_archive_that_cannot_be_read_is_left_out(graph: Graph) -> None:
         ({"labels": ["a\nb", "c", "d"]}, "lines of text"),
         ({"mean": 1}, "mean and std go together"),
         ({"mean": 0, "std": 0}, "std must be positive"),
+        ({"mean": [1, 2], "std": [1, 2, 3]}, "mean and std must have as many numbers, got 2 and 3"),
     ],
 )
 def test_metadata_that_contradicts_the_network_is_refused(graph: Graph, settings: dict[str, Any], words: str) -> None:
@@ -183,16 +184,31 @@ def test_an_onnx_file_has_the_properties(graph: Graph, tmp_path: Path) -> None:
     assert deploy.verify(said, path, deploy.input_codes(graph, RANDOM.random((4, 4, 4, 3)))).equal
 
 
-def test_mediapipe_reads_it(graph: Graph, tmp_path: Path) -> None:
-    """Its own reader, on a file that it would run."""
-    displayer = pytest.importorskip("mediapipe.tasks.python.metadata.metadata").MetadataDisplayer
-    said = deploy.with_metadata(graph, name="pets", labels=LABELS, mean=[1, 2, 3], std=[127.5] * 3)
-    path = deploy.write_tflite(said, tmp_path / "m.tflite", inputs="float32")
-    shown = displayer.with_model_file(str(path))
-    assert shown.get_packed_associated_file_list() == ["labels.txt"]
-    known = json.loads(shown.get_metadata_json())
-    assert known["name"] == "pets"
-    (image,), (scores,) = (known["subgraph_metadata"][0][f"{side}_tensor_metadata"] for side in ("input", "output"))
-    assert image["content"]["content_properties"] == {"color_space": "RGB"}
-    assert image["process_units"][0]["options"] == {"mean": [1.0, 2.0, 3.0], "std": [127.5] * 3}
-    assert scores["associated_files"] == [{"name": "labels.txt", "type": "TENSOR_AXIS_LABELS"}]
+def test_mediapipe_reads_the_labels(graph: Graph, tmp_path: Path) -> None:
+    """Its own classes of the table, and its image classifier on the file."""
+    schema = pytest.importorskip("mediapipe.tasks.metadata.metadata_schema_py_generated")
+    said = deploy.with_metadata(graph, name="pets", labels=LABELS, mean=120, std=[127.5] * 3)
+    table = said.metadata["TFLITE_METADATA"]
+    assert table[4:8] == b"M001"
+    known = schema.ModelMetadataT.InitFromPackedBuf(table)
+    assert known.name == b"pets"
+    (image,), (scores,) = known.subgraphMetadata[0].inputTensorMetadata, known.subgraphMetadata[0].outputTensorMetadata
+    assert image.content.contentProperties.colorSpace == schema.ColorSpaceType.RGB
+    assert image.processUnits[0].optionsType == schema.ProcessUnitOptions.NormalizationOptions
+    assert list(image.processUnits[0].options.mean) == [120] * 3
+    assert list(image.processUnits[0].options.std) == [127.5] * 3
+    (file,) = scores.associatedFiles
+    assert (file.name, file.type) == (b"labels.txt", schema.AssociatedFileType.TENSOR_AXIS_LABELS)
+
+    mediapipe = pytest.importorskip("mediapipe")
+    vision = pytest.importorskip("mediapipe.tasks.python.vision")
+    path = deploy.write_tflite(said, tmp_path / "m.tflite", inputs="float32", outputs="float32")
+    pixels = RANDOM.integers(0, 256, (4, 4, 3)).astype(np.uint8)
+    with vision.ImageClassifier.create_from_model_path(str(path)) as classifier:
+        answer = classifier.classify(mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=pixels))
+    own = deploy.output_values(
+        graph, deploy.simulate(graph, deploy.input_codes(graph, (pixels[None] - np.float32(120)) / 127.5))
+    )["scores"][0]
+    assert {category.category_name: category.score for category in answer.classifications[0].categories} == (
+        pytest.approx(dict(zip(LABELS, own.tolist(), strict=True)), abs=0.23)
+    )

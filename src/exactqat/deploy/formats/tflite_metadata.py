@@ -45,12 +45,14 @@ def with_metadata(
             ``labels.txt``, or ``labels_<output>.txt`` where there are several outputs.
         mean, std: what an application subtracts from pixels in 0..255 and divides by, one number or one for each
             channel: 0 and 255 for a network trained with images in 0..1. Applications use them for files written with
-            ``inputs="float32"``; a file that takes codes gets the pixels as they are.
+            ``inputs="float32"``; a file that takes codes gets the pixels as they are. MediaPipe takes the same for all
+            channels only.
         properties: anything that JSON can say, for ``metadata.json`` and an .onnx file's ``metadata_props``.
 
     Raises:
         ValueError: there are more or fewer labels than values on the output's last axis, a label has several lines,
-            there is no such output, only one of mean and std is given, or std is not positive.
+            there is no such output, only one of mean and std is given, they have different numbers of
+            numbers, or std is not positive.
     """
     outputs = graph.signature.outputs
     if labels and not isinstance(labels, Mapping):
@@ -76,6 +78,10 @@ def with_metadata(
         [float(value) for value in (values if isinstance(values, Sequence) else [values])] if values is not None else []
         for values in (mean, std)
     )
+    means, deviations = (means * len(deviations) if len(means) == 1 else means,
+                         deviations * len(means) if len(deviations) == 1 else deviations)  # fmt: skip
+    if len(means) != len(deviations):
+        raise ValueError(f"mean and std must have as many numbers, got {len(means)} and {len(deviations)}")
     if not all(value > 0 for value in deviations):
         raise ValueError(f"std must be positive, got {deviations}")
     if properties is not None:
