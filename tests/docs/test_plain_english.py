@@ -62,7 +62,7 @@ def sources() -> list[Path]:
     """Programs of every language, except for this one, which has to name the words."""
     paths = [
         path
-        for folder in ("src/exactqat", "tests", "bench", "release", "examples", ".github")
+        for folder in ("src/exactqat", "tests", "bench", "release", "examples", "integrations", ".github")
         for suffix in ("py", "cpp", "h", "yml", "sh")
         for path in (ROOT / folder).rglob(f"*.{suffix}")
     ]

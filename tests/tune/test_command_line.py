@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -57,6 +59,66 @@ def test_a_shell_script_is_stopped_by_the_gate(files: tuple[Path, Path], tmp_pat
     assert done.returncode == 1, done.stderr
     assert "first" in done.stdout and "second" not in done.stdout
     assert "passes" in done.stdout and "fails: model.tflite on micro: 0 is below 0.95" in done.stdout
+
+
+ACTION = Path(__file__).parents[2] / "integrations" / "github-action"
+
+
+@pytest.mark.slow
+def test_the_github_action_is_red_or_green(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its script in a shell, as the runner starts it."""
+    path, data = files
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "exactqat"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m exactqat "$@"\n')
+    command.chmod(0o755)
+    inputs = {"NETWORK": path, "DATA": data, "DEVICES": "xnnpack-x86", "MIN_ACCURACY": 0.95, "FOLDER": tmp_path / "out"}
+    output, summary = tmp_path / "output", tmp_path / "summary"
+    runner = {"GITHUB_OUTPUT": output, "GITHUB_STEP_SUMMARY": summary}
+    for devices, status, word in (("xnnpack-x86", 0, "passes"), ("xnnpack-x86 micro", 1, "fails")):
+        environment = {**os.environ, **{key: str(value) for key, value in (inputs | runner).items()}}
+        environment |= {"DEVICES": devices, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(["bash", str(ACTION / "gate.sh")], env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert summary.read_text().splitlines()[0] == f"### exactqat gate: {word}"
+        assert output.read_text() == f"passes={str(status == 0).lower()}\nfolder={tmp_path / 'out'}\n"
+        suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()[0]
+        assert (suite.get("tests"), suite.get("failures")) == (str(len(devices.split())), str(status))
+        badge = json.loads((tmp_path / "out" / "badge.json").read_text())
+        assert badge["message"].startswith(word) and badge["schemaVersion"] == 1
+        output.unlink()
+        summary.unlink()
+
+
+def test_the_github_action_names_what_its_script_reads() -> None:
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((ACTION / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    script = (ACTION / "gate.sh").read_text()
+    assert all(f"${{{name}" in script for name in step["env"]), "an input is not read"
+    asked = {words.split("inputs.")[1].split(" ")[0] for words in step["env"].values()}
+    assert asked == set(action["inputs"]) - {"install"}
+
+
+def test_verdicts_as_files(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = files
+    junit, table, badge = (tmp_path / name for name in ("junit.xml", "gate.md", "badge.json"))
+    written = ["--junit", junit, "--markdown", table, "--badge", badge]
+    status, said = exactqat("gate", path, "--data", data, "--device", "micro", "--device", "xnnpack-x86", "--run",
+                            "--min-accuracy", 0.95, *written)  # fmt: skip
+    assert status == 1, said
+    (suite,) = ElementTree.parse(junit).getroot()
+    assert suite.attrib == {"name": "model.tflite", "errors": "0", "tests": "2", "failures": "1"}
+    failing, passing = suite
+    assert failing.get("name") == "micro" and failing[0].get("message") == "micro: 0 is below 0.95"
+    assert passing.get("name") == "xnnpack-x86" and [part.tag for part in passing] == ["system-out"]
+    lines = table.read_text().splitlines()
+    assert lines[0] == "### exactqat gate: fails" and lines[-1] == "- model.tflite: micro: 0 is below 0.95"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:6]]
+    assert [(row[1], row[5]) for row in rows] == [("micro", "fails"), ("xnnpack-x86", "passes")]
+    assert json.loads(badge.read_text())["color"] == "red"
+    status, said = exactqat("gate", path, "--data", data, "--min-accuracy", 0.95, "--junit", tmp_path / "no" / "x")
+    assert status == 2
 
 
 def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:

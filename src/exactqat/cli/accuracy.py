@@ -57,6 +57,9 @@ def gate(
     precision: Precision = None,
     model: Model = None,
     as_json: AsJson = False,
+    junit: Annotated[Path | None, metavar("FILE")] = None,
+    markdown: Annotated[Path | None, metavar("FILE")] = None,
+    badge: Annotated[Path | None, metavar("FILE")] = None,
 ) -> bool:
     """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
 
@@ -74,12 +77,19 @@ def gate(
         max_flips: How many examples may have another class on one of the devices than on another.
         beside: Count differences from this device's integers instead.
         run: Also run the file on the devices' runtimes; no integer may differ.
+        junit: Write the verdicts to this file as JUnit's XML, a test for each device.
+        markdown: Write them to this file as a table in Markdown.
+        badge: Write them to this file as a badge of shields.io, in JSON.
     """
+    from ..application.job import files
     from ..application.job.restored import networks_of
     from ..deploy.verify import verify
     from ..tune import Gate
     from ..tune.gate import flips_in_words
+    from ..tune.verdict_files import as_badge, as_junit, as_markdown
 
+    for file in filter(None, (junit, markdown, badge)):
+        files.check_writable(file)
     minimum, least, most = min_accuracy, min_score, max_score
     if all(bound is None for bound in (minimum, least, most, max_differ, max_flips)) and not run:
         options = "--min-accuracy, --min-score, --max-score, --max-differ, --max-flips or --run"
@@ -125,6 +135,10 @@ def gate(
             say(console, f"{network.name}: {flips_in_words(verdict.flips)}")
         for failure in failures:
             say(console, ("fails: ", "bold red"), f"{network.name} on {failure}")
+    texts = ((junit, as_junit), (markdown, lambda verdicts: as_markdown(verdicts, metric)), (badge, as_badge))
+    for file, text in texts:
+        if file is not None:
+            file.write_text(text(written), "utf-8")
     if as_json:
         console.print(json.dumps(written, indent=2), soft_wrap=True)
     else:

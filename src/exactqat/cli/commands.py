@@ -330,6 +330,7 @@ def inspect_file(
     as_json: AsJson = False,
     float_file: Annotated[Path | None, typer.Option("--float", metavar="FLOAT")] = None,
     reduced: Annotated[Path | None, typer.Option("--reduce", metavar="OUT")] = None,
+    node_data: Annotated[Path | None, metavar("OUT")] = None,
 ) -> bool:
     """Say what is in a quantized .tflite or .onnx file, run it on every runtime of this machine beside the
     simulation, and say which devices compute different codes, from which layer on.
@@ -344,14 +345,17 @@ def inspect_file(
         seed: Seed of the random codes.
         float_file: The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.
         reduced: Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.
+        node_data: Write what was found for Model Explorer, which shows it in the network's picture: OUT-devices.json,
+            OUT-runtimes.json and, with --float, OUT-decibels.json.
     """
     from ..application.job import files
     from ..deploy.inspect import SECONDS, inspect, refused_as_json
+    from ..deploy.node_data import write_node_data
     from ..deploy.reduce import reduce
     from ..kit.device import Refusal
 
-    if reduced is not None:
-        files.check_writable(reduced)
+    for out in filter(None, (reduced, node_data)):
+        files.check_writable(out)
     console, errors = console_of(), console_of(stderr=True)
     for option, path in (("--float", float_file), ("--reduce", reduced)):
         if file.suffix.lower() == ".onnx" and path is not None:
@@ -365,6 +369,8 @@ def inspect_file(
             raise
     # A program may read it: nothing is wrapped or styled.
     console.print(inspection.as_json() if as_json else inspection.text(min(columns(), 100)), soft_wrap=True)
+    for written in [] if node_data is None else write_node_data(inspection, node_data):
+        say(errors, "Written: ", (str(written), "bold"), whole=True)
     if reduced is not None:
         with status_on(errors, "reducing") as status:
             outcome = reduce(file, reduced, data, examples, device or None, seed, progress=status.update)
