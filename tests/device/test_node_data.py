@@ -59,12 +59,12 @@ def test_model_explorer_reads_it(inspected: tuple[Path, Inspection]) -> None:
     builder = pytest.importorskip("model_explorer.node_data_builder")
     adapters = pytest.importorskip("model_explorer.builtin_tflite_flatbuffer_adapter")
     path, inspection = inspected
-    (drawn,) = adapters.BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"][0]["graphs"]
+    collection = adapters.BuiltinTfliteFlatbufferAdapter().convert(str(path), {})["graphCollections"][0]
     names = {
         attribute["value"]
-        for node in drawn["nodes"]
-        for outputs in node.get("outputsMetadata", [])
-        for attribute in outputs["attrs"]
+        for node in collection.graphs[0]["nodes"]
+        for output in node.get("outputsMetadata", [])
+        for attribute in output["attrs"]
         if attribute["key"] == "tensor_name"
     }
     for content in node_data(inspection).values():
