@@ -17,6 +17,7 @@ from .comparison import Comparison, Report
 from .convert import Conversion, ConvertedFilter, convert
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
+from .formats.encodings import aimet_encodings, onnxruntime_overrides
 from .formats.onnx import write_onnx
 from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
@@ -64,6 +65,7 @@ __all__ = [
     "Signature",
     "Stream",
     "Tensor",
+    "aimet_encodings",
     "c_array",
     "compile",
     "convert",
@@ -76,6 +78,7 @@ __all__ = [
     "layer_values",
     "lower",
     "npu_footprint",
+    "onnxruntime_overrides",
     "output_values",
     "packed",
     "per_tensor",
