@@ -14,7 +14,7 @@ import pytest
 litert = pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from exactqat import deploy  # noqa: E402
-from exactqat.deploy import Builder, Graph, per_tensor, profiles_here, write_c_array  # noqa: E402
+from exactqat.deploy import Builder, Graph, per_tensor, profiles_here, write_c_array, write_firmware  # noqa: E402
 from exactqat.deploy.runtimes import emulation  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +127,36 @@ def test_the_program_for_a_board_compiles(off: int, graph: Graph, tmp_path: Path
     done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True)
     said = ["the board computes what TFLite-Micro does", "the board differs"][off]
     assert (done.returncode, done.stdout) == (3 * off, f"{said}\n")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["esp-idf", "zephyr", "arduino"])
+def test_components_of_firmwares_compile(kind: str, graph: Graph, tmp_path: Path) -> None:
+    """Their sources, against a stand-in for TFLite-Micro that answers what was recorded, or not."""
+    folder = write_firmware(graph, tmp_path / "keywords_w8a8", kind)
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    build_files = {
+        "esp-idf": {"CMakeLists.txt", "idf_component.yml"},
+        "zephyr": {"CMakeLists.txt", "Kconfig", "zephyr/module.yml"},
+        "arduino": {"library.properties", "examples/check/check.ino"},
+    }
+    assert build_files[kind] < written and len(written) == len(build_files[kind]) + 3
+    (source,) = folder.rglob("*_check.cpp")
+    header = next(folder.rglob("keywords_w8a8.h"))
+    for name in re.findall(r'#include "(tensorflow/.*)"', source.read_text()):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#include "board.h"\n')
+    (tmp_path / "board.h").write_text(BOARD.replace("signed char* int8;", "signed char* int8; char* raw;"))
+    program = '#include "keywords_w8a8_check.h"\nint main() { return keywords_w8a8_check(); }\n'
+    (tmp_path / "main.cpp").write_text(program)
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-I.", f"-I{header.parent}"]
+    options += [] if "ARENA_SIZE" in header.read_text() else ["-DKEYWORDS_W8A8_ARENA_SIZE=4096"]
+    for off in (0, 1):
+        command = ["g++", *options, f"-DOFF={off}", str(source), "main.cpp", "-o", "main"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        assert subprocess.run(["./main"], cwd=tmp_path).returncode == off
+    with pytest.raises(ValueError, match="kind must be one of esp-idf, zephyr, arduino, got 'mbed'"):
+        write_firmware(graph, folder, "mbed")
 
 
 def test_the_page_of_the_phone_runs(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

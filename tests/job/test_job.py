@@ -522,6 +522,10 @@ def test_export_writes_the_files_again(finished: tuple[Path, subprocess.Complete
             methods = json.loads((finished[0] / "metrics.json").read_text())["networks"][precision]
             assert receipt["accuracy"] == (accuracy and methods[methods["chosen"]][accuracy])
         files.write_atomically(tmp_path / "metrics.json", (finished[0] / "metrics.json").read_bytes())
+    written = restored.export_directory(tmp_path, name="net", firmware="zephyr")
+    for precision in PRECISIONS:
+        own = f"net_{precision}" if len(PRECISIONS) > 1 else "net"
+        assert {tmp_path / precision / own / part for part in ("Kconfig", f"include/{own}.h")} <= set(written)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ def export(
     name: Annotated[str | None, metavar("NAME")] = None,
     device: Annotated[str | None, metavar("DEVICE")] = None,
     receipt: bool = False,
+    firmware: Annotated[str | None, metavar("KIND")] = None,
 ) -> None:
     """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no data.
 
@@ -221,15 +222,20 @@ def export(
             for a phone. Of a receipt, by default the one that was trained for.
         receipt: Also write receipt.json and a C header with digests of what every layer must compute on the first test
             images, and a routine that names the first layer that differs on a board. Reads the job's data.
+        firmware: Also write a component of a firmware, a folder with the header and a function that checks the board:
+            esp-idf, zephyr or arduino.
     """
     from ..application.job import restored
+    from ..deploy.formats.firmware import KINDS
 
+    if firmware is not None and firmware not in KINDS:
+        raise ValueError(f"--firmware must be one of {', '.join(KINDS)}, got {firmware!r}")
     for option, value in (("--name", name), ("--device", device)):
-        if value is not None and not (c_array or receipt):
+        if value is not None and not (c_array or receipt or firmware):
             raise ValueError(f"{option} is for the C headers: add --c-array or --receipt")
     console = console_of()
     with native_messages_kept_back():
-        paths = restored.export_directory(directory, model, c_array, name, device, receipt)
+        paths = restored.export_directory(directory, model, c_array, name, device, receipt, firmware)
     _warn_of_unfinished(directory)
     for path in paths:
         say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")

@@ -18,6 +18,7 @@ from .convert import Conversion, ConvertedFilter, convert
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
 from .formats.encodings import aimet_encodings, onnxruntime_overrides
+from .formats.firmware import write_firmware
 from .formats.onnx import write_onnx
 from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
@@ -95,6 +96,7 @@ __all__ = [
     "verify",
     "with_metadata",
     "write_c_array",
+    "write_firmware",
     "write_onnx",
     "write_tflite",
 ]

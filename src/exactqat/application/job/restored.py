@@ -16,6 +16,7 @@ from ... import qat
 from ...deploy.codes import input_codes
 from ...deploy.examples import TARGETS, read_examples
 from ...deploy.formats.c_array import MADE_BY, c_array, c_name
+from ...deploy.formats.firmware import firmware_files
 from ...deploy.formats.onnx import onnx_bytes
 from ...deploy.formats.read_tflite import read_tflite
 from ...deploy.formats.tflite import tflite_bytes
@@ -94,7 +95,7 @@ def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
 
 def export_directory(
     out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str | None = None,
-    receipts: bool = False,
+    receipts: bool = False, firmware: str | None = None,
 ) -> list[Path]:  # fmt: skip
     """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data, but
     for receipts.
@@ -110,6 +111,8 @@ def export_directory(
             digests, by default those of the device that the network was trained for.
         receipts: also write receipt.json and a C header of the digests, from the first test images; see
             `deploy.receipt`.
+        firmware: also write a component for this build system, a folder named like the header; see
+            `deploy.write_firmware`.
     """
     contents: dict[Path, bytes] = {}
     folders = delivered(out, "checkpoint.pt")
@@ -122,9 +125,13 @@ def export_directory(
                 contents[folder / "model.onnx"] = onnx_bytes(graph, description)
             own = f"{c_name(out.resolve().name) if name is None else name}_{folder.name}"
             own = name if name is not None and len(folders) == 1 else own
-            texts = {}
+            texts, names = {}, checkpoint["class_names"]
+            if firmware:
+                parts = firmware_files(
+                    graph, firmware, own, description=description, class_names=names, device=device or "micro"
+                )
+                contents |= {folder / own / part: text.encode() for part, text in parts.items()}
             if headers:
-                names = checkpoint["class_names"]
                 texts[f"{own}.h"] = c_array(graph, None, own, description, class_names=names, device=device or "micro")
             if receipts:
                 images = data_of(checkpoint).test.images[:EXAMPLES].numpy()
@@ -139,6 +146,7 @@ def export_directory(
                     raise FileExistsError(f"{path} already exists and was not written by exactqat: use another --name")
                 contents[path] = text.encode()
         for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomically(path, content)
     return list(contents)
 
