@@ -136,9 +136,9 @@ def gate(
         for failure in failures:
             say(console, ("fails: ", "bold red"), f"{network.name} on {failure}")
     texts = ((junit, as_junit), (markdown, lambda verdicts: as_markdown(verdicts, metric)), (badge, as_badge))
-    for file, text in texts:
-        if file is not None:
-            file.write_text(text(written), "utf-8")
+    for out, text in texts:
+        if out is not None:
+            out.write_text(text(written), "utf-8")
     if as_json:
         console.print(json.dumps(written, indent=2), soft_wrap=True)
     else:
