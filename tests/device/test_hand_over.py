@@ -155,7 +155,7 @@ def test_components_of_firmwares_compile(kind: str, graph: Graph, tmp_path: Path
         command = ["g++", *options, f"-DOFF={off}", str(source), "main.cpp", "-o", "main"]
         subprocess.run(command, cwd=tmp_path, check=True)
         assert subprocess.run(["./main"], cwd=tmp_path).returncode == off
-    with pytest.raises(ValueError, match="kind must be one of esp-idf, zephyr, arduino, got 'mbed'"):
+    with pytest.raises(ValueError, match="system must be one of esp-idf, zephyr, arduino, got 'mbed'"):
         write_firmware(graph, folder, "mbed")
 
 

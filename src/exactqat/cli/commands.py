@@ -210,7 +210,7 @@ def export(
     name: Annotated[str | None, metavar("NAME")] = None,
     device: Annotated[str | None, metavar("DEVICE")] = None,
     receipt: bool = False,
-    firmware: Annotated[str | None, metavar("KIND")] = None,
+    firmware: Annotated[str | None, metavar("SYSTEM")] = None,
 ) -> None:
     """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no data.
 
@@ -226,10 +226,10 @@ def export(
             esp-idf, zephyr or arduino.
     """
     from ..application.job import restored
-    from ..deploy.formats.firmware import KINDS
+    from ..deploy.formats.firmware import SYSTEMS
 
-    if firmware is not None and firmware not in KINDS:
-        raise ValueError(f"--firmware must be one of {', '.join(KINDS)}, got {firmware!r}")
+    if firmware is not None and firmware not in SYSTEMS:
+        raise ValueError(f"--firmware must be one of {', '.join(SYSTEMS)}, got {firmware!r}")
     for option, value in (("--name", name), ("--device", device)):
         if value is not None and not (c_array or receipt or firmware):
             raise ValueError(f"{option} is for the C headers: add --c-array or --receipt")

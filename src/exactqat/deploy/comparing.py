@@ -120,13 +120,13 @@ class _ByExample:
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
 
-def own_end(graph: Graph, name: str, kind: End | None = None) -> FileEnd:
-    """How the graph's own file holds a tensor. kind: what the file takes or returns in place of codes."""
+def own_end(graph: Graph, name: str, form: End | None = None) -> FileEnd:
+    """How the graph's own file holds a tensor. form: what the file takes or returns in place of codes."""
     tensor = graph.tensors[name]
     dtype = RAW if name in graph.in_uint8() else tensor.dtype
-    if kind in (None, dtype) or tensor.dtype not in CODE_RANGES:
+    if form in (None, dtype) or tensor.dtype not in CODE_RANGES:
         return FileEnd(name, tensor.shape, dtype, name, True)
-    return FileEnd(end_name(name, kind), tensor.shape, kind, name, True)
+    return FileEnd(end_name(name, form), tensor.shape, form, name, True)
 
 
 def _with_batch(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:

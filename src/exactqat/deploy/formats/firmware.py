@@ -17,20 +17,20 @@ from .c_array import c_array, c_name
 from .tflite import write_whole
 
 
-def firmware_files(graph: Graph, kind: str, name: str, **header: Any) -> dict[str, str]:
+def firmware_files(graph: Graph, system: str, name: str, **header: Any) -> dict[str, str]:
     """The files of a component by their path in its folder.
 
     Args:
-        kind: the build system: "esp-idf", "zephyr" or "arduino".
+        system: the build system: "esp-idf", "zephyr" or "arduino".
         name: prefix of all names in C and C++; for several networks in a firmware they have to differ.
         header: more arguments of `c_array`: x, description, class_names, device.
 
     Raises:
-        ValueError: there is no such kind, or `c_array` refuses the network or the name.
+        ValueError: there is no such build system, or `c_array` refuses the network or the name.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    include, source, own = KINDS[kind]
+    if system not in SYSTEMS:
+        raise ValueError(f"system must be one of {', '.join(SYSTEMS)}, got {system!r}")
+    include, source, own = SYSTEMS[system]
     files = {
         f"{include}/{name}.h": c_array(graph, name=name, **header),
         f"{include}/{name}_check.h": _CHECK_HEADER,
@@ -41,11 +41,11 @@ def firmware_files(graph: Graph, kind: str, name: str, **header: Any) -> dict[st
 
 
 def write_firmware(
-    graph: Graph, path: str | os.PathLike[str], kind: str, name: str | None = None, **header: Any
+    graph: Graph, path: str | os.PathLike[str], system: str, name: str | None = None, **header: Any
 ) -> Path:
     """Writes the component's folder; see `firmware_files`. By default its names start with the folder's."""
     path = Path(path)
-    for file, text in firmware_files(graph, kind, c_name(path.name) if name is None else name, **header).items():
+    for file, text in firmware_files(graph, system, c_name(path.name) if name is None else name, **header).items():
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         write_whole(path / file, text.encode())
     return path
@@ -174,7 +174,7 @@ void loop() {{}}
 
 
 # By build system: the folder of headers, that of sources, and what is its own.
-KINDS: dict[str, tuple[str, str, Callable[[str], dict[str, str]]]] = {
+SYSTEMS: dict[str, tuple[str, str, Callable[[str], dict[str, str]]]] = {
     "esp-idf": ("include", ".", _esp_idf),
     "zephyr": ("include", "src", _zephyr),
     "arduino": ("src", "src", _arduino),

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ...kit.device import OPERATORS
+from ...kit.device.file_forms import TO_CODES, TO_REAL
 from ...kit.device.operator import FLOAT, FileStep, Refusal, need
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
 from ...kit.display import listed, shortened
@@ -209,15 +210,15 @@ def ends_in(graph: Graph, content: bytes) -> dict[str, Any]:
     """What a file that was written from the graph takes and returns, as `write_tflite` takes it; None where that is the
     graph's codes."""
     sides = zip((graph.inputs, graph.outputs), end_names(content), strict=True)
-    kinds = [
-        [kind for kind in get_args(End) if any(end_name(name, kind) in names for name in own)] for own, names in sides
+    forms = [
+        [form for form in get_args(End) if any(end_name(name, form) in names for name in own)] for own, names in sides
     ]
-    return {side: kind[0] if kind else None for side, kind in zip(("inputs", "outputs"), kinds, strict=True)}
+    return {side: form[0] if form else None for side, form in zip(("inputs", "outputs"), forms, strict=True)}
 
 
-def end_name(name: str, kind: str) -> str:
+def end_name(name: str, form: str) -> str:
     """What a file calls the tensor with which it begins or ends, beside the graph's."""
-    return f"{name}/{kind}"
+    return f"{name}/{form}"
 
 
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
@@ -292,26 +293,26 @@ class _TfliteWriter:
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
 
-    def add_end(self, side: str, tensor: Tensor, kind: End | None) -> int:
+    def add_end(self, side: str, tensor: Tensor, form: End | None) -> int:
         """The number of the tensor that the file takes or returns for one of the graph."""
         index, dtype = self.indices[tensor.name], RAW if tensor.name in self.unsigned else tensor.dtype
-        if kind is not None and kind not in get_args(End):
-            raise ValueError(f"{side} must be one of {', '.join(get_args(End))}, got {kind!r}")
-        if kind in (None, dtype) or tensor.dtype not in CODE_RANGES:
+        if form is not None and form not in get_args(End):
+            raise ValueError(f"{side} must be one of {', '.join(get_args(End))}, got {form!r}")
+        if form in (None, dtype) or tensor.dtype not in CODE_RANGES:
             return index
-        if kind != FLOAT and (kind, dtype) != (RAW, "int8"):
-            raise ValueError(f"{side} cannot be {kind}: the codes of {tensor.name!r} are {dtype}")
-        name = end_name(tensor.name, kind)
+        if form != FLOAT and (form, dtype) != (RAW, "int8"):
+            raise ValueError(f"{side} cannot be {form}: the codes of {tensor.name!r} are {dtype}")
+        name = end_name(tensor.name, form)
         if name in self.graph.tensors:
-            raise ValueError(f"{side} cannot be {kind}: the graph has a tensor {name!r} already")
+            raise ValueError(f"{side} cannot be {form}: the graph has a tensor {name!r} already")
         if (
-            kind == FLOAT
+            form == FLOAT
             and side == "inputs"
             and (limits := self.graph.limits(tensor.name)) != CODE_RANGES[tensor.dtype]
         ):
-            raise ValueError(f"{side} cannot be {kind}: the codes of {tensor.name!r} stay within "
+            raise ValueError(f"{side} cannot be {form}: the codes of {tensor.name!r} stay within "
                              f"{limits[0]}..{limits[1]}, which QUANTIZE does not keep to")  # fmt: skip
-        if kind == FLOAT:
+        if form == FLOAT:
             return self.add_tensor(Tensor(name, tensor.shape, FLOAT, INDICES))
         self.unsigned.add(name)
         return self.add_tensor(replace(tensor, name=name))
@@ -321,8 +322,8 @@ class _TfliteWriter:
         real, wide = self.schema.TensorType.FLOAT32, self.graph.tensors[name].dtype == "int16"
         if self.tensors[result].type == real:
             version = 3 if wide else 1 if name in self.unsigned else 2
-            return self.bare("DEQUANTIZE", [source], [result], "DequantizeOptions", version)
-        return self.bare("QUANTIZE", [source], [result], "QuantizeOptions", 2 if wide else 1)
+            return self.bare(TO_REAL, [source], [result], "DequantizeOptions", version)
+        return self.bare(TO_CODES, [source], [result], "QuantizeOptions", 2 if wide else 1)
 
     def bare(
         self, word: str, operands: list[int], results: list[int], options: str, version: int = 1, **fields: object
