@@ -69,7 +69,7 @@ class Graph:
         trained_for: the profile whose integers training computed, if the graph was lowered from a trained network.
         ports: the `signature` of a graph lowered from a model: the user's names and axes.
         metadata: what the file it was read from holds besides the network, by name; it is written back.
-        attached: likewise the files in the archive behind a .tflite file; see `with_metadata`.
+        attached: likewise the files in the archive after a .tflite file; see `with_metadata`.
         file: the .tflite file that it was read from, unchanged; None for every other graph.
     """
 

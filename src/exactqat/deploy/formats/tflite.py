@@ -480,7 +480,7 @@ class _TfliteWriter:
 
 
 def archive_of(files: Mapping[str, bytes], content: bytes) -> bytes:
-    """A file with other files in a ZIP archive behind it, not compressed, as applications map them."""
+    """A file with other files in a ZIP archive after it, not compressed, as applications map them."""
     whole = io.BytesIO(content)
     whole.seek(0, os.SEEK_END)
     with zipfile.ZipFile(whole, "a") as archive:

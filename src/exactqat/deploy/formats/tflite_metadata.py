@@ -2,7 +2,7 @@
 """What applications read of a file besides its network: names of classes, the normalization of images, properties.
 
 A .tflite file holds them twice. MediaPipe's tasks and Android Studio read TensorFlow Lite's metadata, a table of its
-own format in the buffer ``TFLITE_METADATA``, whose labels are files in a ZIP archive behind the network. Ultralytics
+own format in the buffer ``TFLITE_METADATA``, whose labels are files in a ZIP archive after the network. Ultralytics
 reads ``metadata.json`` in that archive. An .onnx file has them as ``metadata_props``.
 """
 
@@ -108,7 +108,7 @@ def as_properties(attached: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def attached_files(content: bytes, most_bytes: int) -> dict[str, bytes]:
-    """The files in the archive behind a .tflite file; none if it has no readable archive, or one that unpacks to more
+    """The files in the archive after a .tflite file; none if it has no readable archive, or one that unpacks to more
     bytes."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
