@@ -584,7 +584,7 @@ def random_cast_long(rng: Random, builder: Builder) -> str:
 
 def random_quantize_real(rng: Random, builder: Builder) -> str:
     """Of real numbers: `random_codes` draws some on the edges of codes."""
-    builder.input("x", (1, 256), None)
+    builder.input("x", (1, int(rng.choice([256, rng.integers(1, 40)]))), None)
     if rng.integers(3) == 0:
         return builder.quantize("x", per_tensor(random_scale(rng, -14, 3), 0, "int16"), name="y")
     return builder.quantize("x", random_quantization(rng), name="y")
@@ -668,6 +668,53 @@ def random_division(rng: Random, builder: Builder, kind: str) -> str:
     codes = rng.choice([-1, 1], shape[1:]) * rng.integers(1, rng.choice([4, 300, 2**31]), shape[1:])
     builder.bias("z", codes.astype(np.int32), INDICES)
     return builder.operator(kind, ["x", "z"], INDICES, name="y")
+
+
+def random_power(rng: Random, builder: Builder) -> str:
+    """Of integers without a grid between -7 and 8, to constant powers that keep 32 bits."""
+    shape = (1, int(rng.integers(1, 30)), int(rng.integers(1, 30)))
+    builder.input("i", shape, INDICES)
+    ends = [builder.bias(name, np.array([end], np.int32), INDICES) for name, end in (("low", -7), ("high", 8))]
+    builder.operator("MINIMUM", [builder.operator("MAXIMUM", ["i", ends[0]], name="m"), ends[1]], name="x")
+    builder.bias("z", rng.integers(0, 11, shape[1:]).astype(np.int32), INDICES)
+    return builder.operator("POW", ["x", "z"], INDICES, name="y")
+
+
+def random_running_sum(rng: Random, builder: Builder, dtype: str) -> str:
+    shape = (1, *(int(size) for size in rng.integers(1, 10, int(rng.integers(1, 4)))))
+    builder.input("x", shape, INDICES, dtype)
+    exclusive, reverse = (bool(rng.integers(2)) for _ in range(2))
+    axis = int(rng.integers(1, len(shape)))
+    return builder.cumsum("x", INDICES, axis=axis, exclusive=exclusive, reverse=reverse, name="y")
+
+
+def random_sum_of_all(rng: Random, builder: Builder) -> str:
+    shape = (1, *(int(size) for size in rng.integers(1, 10, int(rng.integers(1, 4)))))
+    names = [builder.input(f"x{at}", shape, INDICES) for at in range(int(rng.integers(2, 5)))]
+    return builder.operator("ADD_N", names, INDICES, name="y")
+
+
+def random_scatter(rng: Random, builder: Builder) -> str:
+    whole = (1, *(int(size) for size in rng.integers(1, 10, int(rng.integers(1, 4)))))
+    axes, sizes = int(rng.integers(1, len(whole) + 1)), rng.integers(1, 6, int(rng.integers(1, 3)))
+    indices = rng.integers(0, whole[:axes], (1, *sizes, axes))
+    builder.input("x", (*indices.shape[:-1], *whole[axes:]), INDICES)
+    return builder.operator("SCATTER_ND", ["x"], INDICES, indices=indices, new_shape=whole, name="y")
+
+
+def random_update_slice(rng: Random, builder: Builder) -> str:
+    tensor = builder.tensor(random_tensor(rng, builder))
+    sizes = [int(rng.integers(1, size + 1)) for size in tensor.shape]
+    builder.input("z", sizes, tensor.quantization)
+    builder.input("i", (1, len(sizes)), INDICES)
+    starts = builder.reshape("i", (len(sizes),), name="starts")
+    return builder.operator("DYNAMIC_UPDATE_SLICE", ["x", "z", starts], tensor.quantization, name="y")
+
+
+def random_of_conditions(rng: Random, builder: Builder, kind: str) -> str:
+    (condition,) = random_conditions(rng, builder, 1)
+    axes = random_axes(rng, builder.tensor(condition).shape)
+    return builder.operator(kind, [condition], INDICES, axes=axes, keep_dims=bool(rng.integers(2)), name="y")
 
 
 def random_div(rng: Random, builder: Builder) -> str:
@@ -861,6 +908,8 @@ CASES: dict[str, Case] = {
     "BATCH_TO_SPACE_ND": random_batch_to_space,
     "REVERSE_V2": random_reverse,
     "BROADCAST_TO": random_broadcast_to,
+    "DYNAMIC_UPDATE_SLICE": random_update_slice,
+    **{kind: partial(random_of_conditions, kind=kind) for kind in ("REDUCE_ALL", "REDUCE_ANY")},
     "DIV": random_div,
     "NEG": unary("NEG"),
     "RSQRT": partial(random_of_positive, kind="RSQRT"),
@@ -1045,8 +1094,14 @@ WIDE_CASES: dict[str, Case] = {
     "SQRT": partial(random_of_magnitudes, kind="SQRT"),
 }
 # Likewise of integers without a grid.
-PLAIN_CASES: dict[str, Case] = {kind: partial(random_division, kind=kind) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")}
-LONG_CASES: dict[str, Case] = {"CAST": random_cast_long}
+PLAIN_CASES: dict[str, Case] = {
+    **{kind: partial(random_division, kind=kind) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")},
+    "CUMSUM": partial(random_running_sum, dtype="int32"),
+    "ADD_N": random_sum_of_all,
+    "POW": random_power,
+    "SCATTER_ND": random_scatter,
+}
+LONG_CASES: dict[str, Case] = {"CAST": random_cast_long, "CUMSUM": partial(random_running_sum, dtype="int64")}
 # Others are float32 throughout, and no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}
@@ -1075,6 +1130,10 @@ PLAIN_KINDS = (
     "ABS",
     "NEG",
     "SUM",
+    "MEAN",
+    "REDUCE_PROD",
+    "ARG_MAX",
+    "ARG_MIN",
     *PLAIN_CASES,
     *(kind for kind, *_ in COMPARISONS),
     "SELECT_V2",
@@ -1102,6 +1161,7 @@ PLAIN_KINDS = (
     "GATHER_ND",
     "REVERSE_V2",
     "BROADCAST_TO",
+    "DYNAMIC_UPDATE_SLICE",
 )
 NAMES = (
     *CASES,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+import flatbuffers
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from tensorflow.lite.python import schema_py_generated as schema_fb
 
 FOLDER = Path(__file__).resolve().parents[1] / "goldens" / "files"
 Model = keras.Model
@@ -467,6 +470,145 @@ APPLICATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def drawn(*shape: int, scale: float = 0.4) -> Any:
+    """A constant, which converters quantize as weights."""
+    return tf.constant(np.random.default_rng(len(shape)).normal(0, scale, shape), tf.float32)
+
+
+def dead_channels(x: Any) -> Any:
+    """Weights of some channels as small as weight decay leaves them."""
+    kernel = drawn(3, 3, 2, 6) * tf.constant([1, 1e-9, 1, 1e-30, 0, 1])
+    return tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + drawn(6))
+
+
+def last_axis_bias(x: Any) -> Any:
+    return tf.nn.conv2d_transpose(x, drawn(2, 2, 5, 2), [1, 16, 16, 5], 2) + drawn(1, 1, 1, 5)
+
+
+def scalar_ends(x: Any, y: Any) -> Any:
+    return tf.reduce_sum(x * y) + tf.squeeze(x[:1] - y)
+
+
+def after_argmax(x: Any) -> Any:
+    """Arithmetic with integers that have no grid."""
+    best = tf.argmax(x @ drawn(6, 5), -1, output_type=tf.int32)
+    spread = tf.cumsum(tf.stack([best, 2 * best + 1, tf.maximum(best, 3) - best, best % 3], -1), -1)
+    return tf.reduce_max(spread, -1), tf.cast(spread, tf.float32)
+
+
+# Functions of TensorFlow by signature, of inputs of these shapes: what Keras' models do not have.
+Functions = dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]]
+PROGRAMS: dict[str, Functions] = {
+    "dead_channels": {"serving_default": (dead_channels, ((1, 8, 8, 2),))},
+    "several_examples": {"serving_default": (lambda x: tf.nn.conv2d(x, drawn(3, 3, 2, 4), 1, "SAME"), ((3, 8, 8, 2),))},
+    "time_first": {"serving_default": (lambda x: tf.reduce_mean(tf.nn.relu(x @ drawn(3, 6)), 0), ((20, 3),))},
+    "scalars": {"serving_default": (scalar_ends, ((6,), ()))},
+    "lower_rank": {"serving_default": (lambda x, y: tf.concat([x * y, x - drawn(6)], 1), ((1, 4, 6), (6,)))},
+    "named_twice": {"serving_default": (lambda x: dict.fromkeys("ab", tf.nn.relu(x @ drawn(6, 5))), ((1, 6),))},
+    "after_argmax": {"serving_default": (after_argmax, ((1, 6),))},
+    "signatures": {
+        "first": (lambda x: tf.nn.relu(x @ drawn(6, 5)), ((1, 6),)),
+        "second": (lambda x, y: tf.nn.softmax(x * y), ((1, 6), (1, 6))),
+    },
+    "batched_weights": {"serving_default": (lambda x: x @ drawn(2, 6, 4), ((2, 5, 6),))},
+    "last_axis_bias": {"serving_default": (last_axis_bias, ((1, 8, 8, 2),))},
+    "composite": {"serving_default": (lambda x: tf.nn.relu(x @ drawn(6, 5)) + drawn(5), ((1, 6),))},
+    "any_integers": {"serving_default": (lambda x: tf.sqrt(tf.abs(x)) + tf.math.log(tf.exp(x) + 1.0), ((1, 6),))},
+}
+# Biases of 32 bits beside activations of 16, and uint8 as TensorFlow 1 has it.
+PROGRAM_WAYS = ("int8", "float_ends", "int16", "int16_short_bias", "uint8_of_tensorflow_1", "float32")
+
+
+def converted_program(name: str, way: str, examples: int = 8) -> bytes:
+    """The file of some functions, one signature each."""
+    functions, rng = PROGRAMS[name], np.random.default_rng(0)
+    if way == "uint8_of_tensorflow_1":
+        content = converted_by_tensorflow_1(functions)
+        return as_composite(content) if name == "composite" else content
+    module, signatures = tf.Module(), {}
+    for word, (function, shapes) in functions.items():
+        inputs = [tf.TensorSpec(shape, tf.float32, name=f"input_{at}") for at, shape in enumerate(shapes)]
+        signatures[word] = tf.function(with_names(function), input_signature=inputs).get_concrete_function()
+
+    def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        for _ in range(examples):
+            for word, (_, shapes) in functions.items():
+                yield word, {f"input_{at}": rng.normal(size=shape).astype(np.float32)
+                             for at, shape in enumerate(shapes)}  # fmt: skip
+
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
+        if way != "float32":
+            converter.optimizations, converter.representative_dataset = [tf.lite.Optimize.DEFAULT], data
+            sets = tf.lite.OpsSet
+            wide = sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+            known = wide if way.startswith("int16") else sets.TFLITE_BUILTINS_INT8
+            converter.target_spec.supported_ops = [known, sets.TFLITE_BUILTINS]
+        if way == "int16_short_bias":
+            converter._experimental_full_integer_quantization_bias_type = tf.int32
+        ends = {"int8": tf.int8, "int16": tf.int16, "int16_short_bias": tf.int16}.get(way)
+        if ends is not None and name != "after_argmax":
+            converter.inference_input_type = converter.inference_output_type = ends
+        content = bytes(converter.convert())
+    return as_composite(content) if name == "composite" else content
+
+
+def with_names(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Its results by name, as signatures have them."""
+
+    def named(*operands: Any) -> dict[str, Any]:
+        results = function(*operands)
+        if isinstance(results, dict):
+            return results
+        results = results if isinstance(results, tuple) else (results,)
+        return {f"output_{at}": result for at, result in enumerate(results)}
+
+    return named
+
+
+def converted_by_tensorflow_1(functions: Functions) -> bytes:
+    """Trained with fake quantization and converted to uint8, weights with zero points."""
+    ((function, shapes),) = functions.values()
+    v1 = tf.compat.v1
+
+    def fake(x: Any) -> Any:
+        return tf.quantization.fake_quant_with_min_max_args(x, -3, 3)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        inputs = [v1.placeholder(tf.float32, shape, name=f"input_{at}") for at, shape in enumerate(shapes)]
+        results = tf.nest.flatten(with_names(lambda *x: function(*x))(*map(fake, inputs)))
+        converter = v1.lite.TFLiteConverter.from_session(session, inputs, [fake(x) for x in results])
+        converter.inference_type = tf.uint8
+        converter.quantized_input_stats = {f"input_{at}": (128, 42) for at in range(len(inputs))}
+        converter.default_ranges_stats = (-3, 3)
+        return bytes(converter.convert())
+
+
+def as_composite(content: bytes) -> bytes:
+    """The same network as the subgraph of one composite operator."""
+    schema = schema_fb
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    (whole,) = model.subgraphs
+    ends = [*whole.inputs, *whole.outputs]
+    code, options = schema.OperatorCodeT(), schema.StableHLOCompositeOptionsT()
+    code.builtinCode, code.deprecatedBuiltinCode = schema.BuiltinOperator.STABLEHLO_COMPOSITE, 127
+    options.name, options.decompositionSubgraphIndex = b"example.dense", 1
+    step = schema.OperatorT()
+    step.opcodeIndex, step.builtinOptions2 = len(model.operatorCodes), options
+    step.builtinOptions2Type = schema.BuiltinOptions2.StableHLOCompositeOptions
+    step.inputs, step.outputs = list(range(len(whole.inputs))), list(range(len(whole.inputs), len(ends)))
+    outer = schema.SubGraphT()
+    outer.tensors, outer.operators, outer.name = [whole.tensors[at] for at in ends], [step], b"main"
+    outer.inputs, outer.outputs = step.inputs, step.outputs
+    whole.name = b"decomposition"
+    model.operatorCodes.append(code)
+    model.subgraphs, model.signatureDefs = [outer, whole], []
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
 def spread(model: Model) -> Model:
     """Biases and statistics of batch normalization that are not all 0 and 1."""
     rng = np.random.default_rng(1)
@@ -544,11 +686,11 @@ def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
     """Every model in every way that is asked for, but those that are there; what the converter refuses is printed."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def write(name: str, way: str, model: Model, examples: int = 16) -> None:
+    def write(name: str, way: str, convert: Callable[[], bytes]) -> None:
         if (folder / f"{name}.{way}.tflite").exists():
             return
         try:
-            content = converted(model, way, examples)
+            content = convert()
         except Exception as error:  # noqa: BLE001 - the converter's own
             print(f"{name}.{way}: the converter refuses it: {' '.join(str(error).split())[:160]}", flush=True)
             return
@@ -560,7 +702,11 @@ def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
             continue
         for way in WAYS[:-2] if name in KERAS_2 else WAYS:
             if way in ways:
-                write(name, way, made(name))
+                write(name, way, lambda name=name, way=way: converted(made(name), way))
+    for name in PROGRAMS:
+        if not only or name in only:
+            for way in PROGRAM_WAYS:
+                write(name, way, lambda name=name, way=way: converted_program(name, way))
     for name, arguments in APPLICATIONS.items():
         maker = getattr(keras.applications, name, None)
         if maker is None or (only and name not in only):
@@ -570,7 +716,7 @@ def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
         model = spread(maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments))
         for way in WAYS:
             if way in ways:
-                write(name, way, model, examples=4)
+                write(name, way, lambda model=model, way=way: converted(model, way, examples=4))
 
 
 def main() -> int:

@@ -2,6 +2,9 @@
 """Inspects every .tflite file of some folders: files, integers, differing, by runtime, and what is refused and why.
 
     python tests/campaigns/run_files.py FOLDER ... [--examples 4] [--fork]
+    python tests/campaigns/run_files.py FOLDER ... --read          what is refused and why, in seconds
+
+The last table counts reasons, names and numbers left out, so that two versions can be compared line by line.
 
 `python tests/campaigns/record_files.py --all FOLDER` makes such files with TensorFlow's converter.
 """
@@ -18,7 +21,14 @@ from pathlib import Path
 import _tests_folder  # noqa: F401
 from fuzz_files import prepare_to_fork
 
-from exactqat.deploy.inspect import inspect
+from exactqat.deploy.formats.read_tflite import UnsupportedFile
+from exactqat.deploy.inspect import inspect, read_file
+
+
+def reasons_of(error: Exception) -> list[str]:
+    """Why a file was refused, without its own names and numbers."""
+    said = [*error.reasons] if isinstance(error, UnsupportedFile) else [str(error).split("cannot be read: ")[-1]]
+    return [re.sub(r"'[^']*'|\([\d, ]*\)|\[[\d, -]*\]|(?<![\w.])-?\d[\d.,]*", "…", reason) for reason in said]
 
 
 def main() -> int:
@@ -26,6 +36,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--examples", type=int, default=4)
     parser.add_argument("--fork", action="store_true", help="fork the processes of runtimes, which is much faster")
+    parser.add_argument("--read", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     if arguments.fork:
         prepare_to_fork()
@@ -36,12 +47,14 @@ def main() -> int:
     for path in paths:
         start = time.perf_counter()
         try:
+            if arguments.read:
+                read_file(path)
+                read += 1
+                continue
             inspection = inspect(path, examples=arguments.examples)
         except (ValueError, RuntimeError) as error:
             refused += 1
-            reasons.update(
-                re.sub(r"\(at .*?\)", "", part).strip() for part in str(error).split(": ", 2)[-1].split("; ")
-            )
+            reasons.update({*reasons_of(error)})
             print(f"{path.name}: refused: {error}", flush=True)
             continue
         read += 1

@@ -36,7 +36,7 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
     projected = {"UNIDIRECTIONAL_SEQUENCE_LSTM:projection"}
     of_files = {f"{kind}:uint8" for kind in UNSIGNED_KINDS} | {f"{kind}:int32" for kind in PLAIN_KINDS}
     of_files |= {f"{kind}:int16:int32_bias" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
-    of_files |= {"CAST:int64", "BATCH_MATMUL:int16:int8_constant"}
+    of_files |= {"CAST:int64", "CUMSUM:int64", "BATCH_MATMUL:int16:int8_constant"}
     assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"} | projected | four_bits | of_files
     for kind in NAMES:
         for profile in ("xnnpack-x86", "reference"):

@@ -62,6 +62,8 @@ WRITTEN = [
     ("LOCAL_RESPONSE_NORMALIZATION", {"radius": 40}),
     ("TOPK_V2", {"count": 3}),
     ("GATHER_ND", {"indices": (((0, 1), (0, 4)),)}),
+    ("SCATTER_ND", {"indices": tuple([((0, 2), (0, 0), (0, 2), (0, 3), (0, 5))]), "new_shape": (1, 7, 6, 8)}),
+    ("ATAN2", {}),
     *[
         (kind, {"size": (9, 4), "align_corners": align, "half_pixel_centers": half})
         for kind in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
@@ -78,7 +80,7 @@ def test_what_we_write_in_float_is_near_the_runtime(
     if profile not in profiles_here():
         pytest.skip("another processor")
     builder = Builder()
-    names = [builder.input(name, IMAGE, None) for name in ("x", "z")[: 1 + (kind == "ADD_N")]]
+    names = [builder.input(name, IMAGE, None) for name in ("x", "z")[: 1 + (kind in ("ADD_N", "ATAN2"))]]
     graph = builder.graph(builder.results(builder.operator(kind, names, INDICES, name="y", **attributes)))
     content = tflite_bytes(graph)
     assert tflite_bytes(read_content(content).graph) == content
@@ -118,6 +120,54 @@ def test_a_recurrent_layer_in_float_is_near_the_runtime(integers: bool, function
         tolerance = 0.02 if integers else 2e-6
         np.testing.assert_allclose(result, runtime.run(inputs)["y"], rtol=2e-5, atol=tolerance)
     assert state["state"].dtype == np.float32 and state["state"].any()
+
+
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference"])
+@pytest.mark.parametrize("more", [(), ("projection",), ("peepholes", "layer normalization")])
+@pytest.mark.parametrize("kind", ["LSTM_CELL", "UNIDIRECTIONAL_SEQUENCE_LSTM"])
+def test_an_lstm_in_float_is_near_the_runtime(kind: str, more: tuple[str, ...], profile: str) -> None:
+    """From call to call."""
+    if profile not in profiles_here():
+        pytest.skip("another processor")
+    rng, builder, units, out = np.random.default_rng(0), Builder(), 4, 2 if "projection" in more else 4
+    shape = (1, 3) if kind == "LSTM_CELL" else (1, 5, 3)
+
+    def constants(count: int, *sizes: int) -> list[str]:
+        values = [rng.normal(size=sizes).astype(np.float32) for _ in range(count)]
+        return [builder.bias(f"{len(operands)}/{count}/{at}", value, INDICES) for at, value in enumerate(values)]
+
+    operands = [builder.input("x", shape, None)]
+    for group in ((4, units, 3), (4, units, out), (4, units)):
+        operands += constants(*group)
+    operands += [builder.variable("hidden", (1, out), None), builder.variable("cell", (1, units), None)]
+    groups = {"projection": ((1, out, units), (1, out)), "peepholes": ((3, units),)}
+    groups["layer normalization"] = ((4, units),)
+    for group in (group for name in more for group in groups[name]):
+        operands += constants(*group)
+    how = {"cell_clip": 0.5, "hidden_scale": 1.0, "hidden_zero_point": 0, "projection_clip": 0.3}
+    graph = builder.graph([builder.operator(kind, operands, INDICES, name="y", **how)])
+    content = tflite_bytes(graph)
+    assert tflite_bytes(read_content(content).graph) == content
+    runtime, state = open_runtime(content, graph.inputs, graph.outputs, profile), {}
+    for _ in range(3):
+        inputs = {"x": rng.normal(size=shape).astype(np.float32)}
+        result = simulate(graph, inputs, profile, state=state)["y"]
+        np.testing.assert_allclose(result, runtime.run(inputs)["y"], rtol=2e-5, atol=2e-6)
+    assert state["cell"].any()
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+@pytest.mark.parametrize("values", [6, 20, 256])
+def test_real_numbers_about_the_middle_of_two_codes(values: int, profile: str) -> None:
+    """LiteRT brings eight at a time into int16, and the rest by another arithmetic."""
+    rng, builder, scale = np.random.default_rng(values), Builder(), np.float32(4.65348e-05)
+    builder.quantize(builder.input("x", (1, values), None), per_tensor(scale, 0, "int16"), name="y")
+    graph = builder.graph(["y"])
+    runtime = open_runtime(tflite_bytes(graph), graph.inputs, graph.outputs, profile)
+    for _ in range(20):
+        x = ((np.floor(rng.uniform(-32767, 32767, (1, values))) + 0.5) * scale).astype(np.float32)
+        x = np.nextafter(x, x + rng.choice([-1, 0, 1], x.shape).astype(np.float32))
+        np.testing.assert_array_equal(simulate(graph, x, profile)["y"], runtime.run({"x": x})["y"])
 
 
 @pytest.mark.parametrize("to", ["float32", "int32", "bool"])
@@ -161,7 +211,8 @@ def test_which_operators_were_compared_in_float() -> None:
               "ARG_MIN",
               "BATCH_TO_SPACE_ND", "BROADCAST_TO", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
               "NOT_EQUAL", "REVERSE_V2", "SELECT", "SELECT_V2", "SPACE_TO_BATCH_ND", "CAST",
-              "UNIDIRECTIONAL_SEQUENCE_RNN", "DETECTION_POSTPROCESS"}  # fmt: skip
+              "UNIDIRECTIONAL_SEQUENCE_RNN", "DETECTION_POSTPROCESS", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM_CELL",
+              "DYNAMIC_UPDATE_SLICE"}  # fmt: skip
     others |= {kind for kind, _ in WRITTEN}
     assert {kind for kind, operator in OPERATORS.items() if operator.floats} - compared <= others
 

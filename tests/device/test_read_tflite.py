@@ -23,6 +23,7 @@ from exactqat.deploy import (
     Graph,
     Quantization,
     per_tensor,
+    profiles_here,
     read_tflite,
     simulate,
     unclaimed,
@@ -30,6 +31,7 @@ from exactqat.deploy import (
 )
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
+from exactqat.deploy.runtimes import open_runtime
 from exactqat.kit.device import Refusal
 from exactqat.kit.device.file_forms import SHAPE_ARITHMETIC
 from exactqat.kit.device.tensor import INDICES
@@ -554,6 +556,44 @@ def test_features_that_are_refused() -> None:
     ):
         with pytest.raises(Refusal, match=re.escape(message)):
             read_content(damaged)
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+def test_a_bias_that_is_left_out_has_the_dtype_that_its_operator_names(profile: str) -> None:
+    """By which kernels choose how many bits their sums have."""
+    rng, builder = np.random.default_rng(0), Builder()
+    builder.input("x", (1, 60), per_tensor(2.0**-14, 0, "int16"))
+    filter, grid = rng.integers(-127, 128, (40, 60)), per_tensor(0.0031, 0, "int16")
+    builder.fully_connected("x", filter, [0.01] * 40, [0] * 40, grid, name="y")
+
+    def short(model: Any) -> None:
+        (operator,) = model.subgraphs[0].operators
+        operator.inputs = [*operator.inputs[:2], -1]
+        operator.builtinOptions.quantizedBiasType = schema.TensorType.INT32
+
+    content = changed(tflite_bytes(builder.graph(["y"])), short)
+    graph = read_content(content).graph
+    assert graph.tensors[graph.operators[0].inputs[2]].dtype == "int32"
+    x = rng.integers(-(2**15), 2**15, (1, 60)).astype(np.int16)
+    result = open_runtime(content, graph.inputs, graph.outputs, profile).run({"x": x})["y"]
+    np.testing.assert_array_equal(simulate(graph, x, profile)["y"], result)
+
+
+def test_outputs_that_the_file_holds_are_not_computed() -> None:
+    """Interpreters return them, whatever the network's inputs are."""
+
+    def constant(model: Any) -> None:
+        main = model.subgraphs[0]
+        names = [tensor.name.decode() for tensor in main.tensors]
+        main.outputs = [names.index("y/filter"), *main.outputs]
+
+    graph = small_graph()
+    file = read_content(changed(tflite_bytes(graph), constant))
+    assert [end.name for end in file.outputs] == list(graph.outputs)
+    codes = np.random.default_rng(0).integers(-128, 128, (1, 6, 6, 3)).astype(np.int8)
+    (profile, *_) = profiles_here()
+    result = open_runtime(file.content, file.graph.inputs, file.graph.outputs, profile, True).run({"x": codes})
+    np.testing.assert_array_equal(result["y"], simulate(graph, codes, profile)["y"])
 
 
 def test_damaged_files_are_refused_in_a_sentence() -> None:

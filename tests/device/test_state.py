@@ -341,6 +341,24 @@ def test_a_variable_that_is_read_again_after_it_is_assigned(profile: str, tmp_pa
         np.testing.assert_array_equal(simulate(graph, frame, profile, state=state)["y"], runtime.run({"x": frame})["y"])
 
 
+@pytest.mark.parametrize("profile", profiles_here())
+def test_variables_whose_first_axis_is_no_batch(profile: str, tmp_path: Path) -> None:
+    def change(model: Any, operators: Any) -> None:
+        for tensor in (tensor for subgraph in model.subgraphs for tensor in subgraph.tensors):
+            if tensor.shape is not None and len(tensor.shape) == 3:
+                tensor.shape, tensor.shapeSignature = tensor.shape[1:], None
+
+    path = tmp_path / "without.tflite"
+    path.write_bytes(changed_file(echo(), change))
+    graph = read_tflite(path)
+    assert set(graph.variables) == {"before", "last", "older"}
+    runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+    state: dict[str, np.ndarray] = {}
+    for frame in frames(graph, 6):
+        result = runtime.run({"x": frame[0]})["y"]
+        np.testing.assert_array_equal(simulate(graph, frame, profile, state=state)["y"][0], result)
+
+
 @pytest.mark.parametrize("change", [
     {"shape": (1, 5)}, {"quantization": per_tensor(0.3, 1)}, {"successor": "nothing"}, {"initial": np.zeros((1, 2, 5))},
 ])  # fmt: skip

@@ -183,11 +183,15 @@ class Graph:
             return 0, 1
         if tensor.dtype in CODE_RANGES:
             return CODE_RANGES[tensor.dtype] if port is None or port.limits is None else port.limits
+        names = {name}
+        for operator in self.operators:
+            if operator.inputs[0] in names and OPERATORS[operator.kind].moves_codes:
+                names.update(operator.outputs)
         rows = [
             OPERATORS[operator.kind].rows([self.tensors[operand] for operand in operator.inputs])
             for operator in self.operators
             for position in OPERATORS[operator.kind].index_operands
-            if operator.inputs[position] == name
+            if operator.inputs[position] in names
         ]
         if not rows:
             whole = np.iinfo(tensor.dtype)
@@ -542,7 +546,7 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
         need(fits, f"takes {takes} inputs, got {operator.inputs}")
         inputs, outputs = ([tensors[name] for name in side] for side in (operator.inputs, operator.outputs))
         for position, tensor in enumerate(inputs):
-            _check_operand(declaration, position, tensor, inputs, outputs[0])
+            _check_operand(declaration, position, tensor, inputs, outputs[0], operator.attributes)
         need(outputs[0].data is None, f"{outputs[0].name!r} must be an activation, not a constant")
         need(not outputs[0].variable, f"{outputs[0].name!r} must be an activation, not a variable")
         need(any(tensor.data is None for tensor in inputs), "at least one operand must be an activation")
@@ -553,7 +557,12 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
 
 
 def _check_operand(
-    declaration: DeviceOperator, position: int, tensor: Tensor, inputs: Sequence[Tensor], output: Tensor
+    declaration: DeviceOperator,
+    position: int,
+    tensor: Tensor,
+    inputs: Sequence[Tensor],
+    output: Tensor,
+    attributes: Mapping[str, Any],
 ) -> None:
     """Whether an operand is a constant, a variable or an activation, and its dtype."""
     name = repr(tensor.name)
@@ -577,6 +586,7 @@ def _check_operand(
     if position in (*declaration.conditions, *declaration.index_operands):
         return
     of_result = output.dtype in (*CODE_RANGES, FLOAT, *declaration.plain) or declaration.moves_codes
+    of_result = of_result and declaration.dtype(attributes, FLOAT) not in ("int32", "int64")  # indices
     stored = output.dtype if of_result else inputs[0].dtype
     narrow = position in declaration.narrow and tensor.data is not None and (tensor.dtype, stored) == ("int8", "int16")
     fits = declaration.changes_dtype or narrow or tensor.dtype == stored

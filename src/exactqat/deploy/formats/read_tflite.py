@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ from ...kit.engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
-from .tflite import IDENTIFIER, Table, file_schema, import_deploy, with_first_subgraph, words_of
+from .tflite import IDENTIFIER, Table, file_schema, import_deploy, with_first_subgraph, with_outputs_at, words_of
 from .tflite_metadata import attached_files
 
 # Bytes per value, where there are several.
@@ -313,7 +314,7 @@ class _Reader:
                 raise Refusal(f"output {shortened(tensor.name)!r} is what a variable holds, which is not supported")
         self.tensors = [variables.tensors.get(tensor.name, tensor) for tensor in self.tensors]
         self.known |= {name: tensor.data for name, tensor in variables.tensors.items() if tensor.data is not None}
-        ends = [self.ends(side) for side in ("Inputs", "Outputs")]
+        ends = [self.ends("Inputs"), self.without_constants(self.ends("Outputs"))]
         self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in (*self.tensors, *self.parts)}
         # Names of tensors of the graph with one axis more than in the file, and of what else has the same values, by
         # the name and whether it has more axes.
@@ -325,9 +326,15 @@ class _Reader:
         self.readers.update(tensor.successor for tensor in variables.tensors.values() if tensor.successor)
         inputs, outputs, ending = self.find_ends(*ends)
         for end in inputs:
-            tensor = self.used[end.tensor]
+            # Whoever runs the file writes it.
+            tensor = self.used[end.tensor] = replace(self.used[end.tensor], variable=False)
             if lacks_a_batch(tensor.shape):
                 self.used[tensor.name] = replace(tensor, shape=(1, *tensor.shape))
+                self.led.add(tensor.name)
+        for tensor in variables.tensors.values():
+            if tensor.successor and lacks_a_batch(tensor.shape):
+                begun = None if tensor.initial is None else tensor.initial[None]
+                self.used[tensor.name] = replace(tensor, shape=(1, *tensor.shape), initial=begun)
                 self.led.add(tensor.name)
         operators = self.read_operators(ending)
         for side, file_ends in (("input", inputs), ("output", outputs)):
@@ -335,7 +342,7 @@ class _Reader:
                 tensor, taken = self.used[end.tensor], (*CODE_RANGES, FLOAT, *PLAIN)
                 if not is_known(tensor) or (side == "input" and tensor.dtype not in taken):
                     self.problem(f"an {side} in {tensor.dtype}", end.name)
-                if not tensor.shape:
+                if not tensor.shape and not self.problems:
                     self.problem(f"an {side} without axes", end.name)
         results = {name for operator in operators for name in operator.outputs}
         if self.problems:
@@ -352,6 +359,15 @@ class _Reader:
         words = dict(Counter(word for word, _ in all_steps))
         description = self.text(model.Description())
         return TfliteFile(graph, inputs, outputs, positions, words, description, tuple(self.signatures), self.content)
+
+    def without_constants(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs that the file computes; interpreters are not asked for the others, whose values it holds."""
+        computed = [at for at, tensor in enumerate(outputs) if tensor.data is None]
+        if len(computed) in (0, len(outputs)):
+            return outputs
+        positions = self.numbers(self.subgraph, "Outputs")
+        self.content = with_outputs_at(self.content, [int(positions[at]) for at in computed])
+        return [outputs[at] for at in computed]
 
     def subgraph_at(self, number: int) -> Table:
         if not 0 < number < len(self.subgraphs):
@@ -512,12 +528,13 @@ class _Reader:
         table = entry.Quantization()
         scale = self.numbers(table, "Scale") if table is not None else np.zeros(0)
         zero_point = self.numbers(table, "ZeroPoint") if table is not None else np.zeros(0)
+        not_affine = table is not None and table.DetailsType()
+        if not_affine:
+            self.problem("a quantization that is not affine", name)
         if dtype in (FLOAT, BOOL) or dtype not in (*DTYPES, "uint8") or not scale.size:
-            if dtype in CODE_RANGES:
+            if dtype in CODE_RANGES and not not_affine:
                 self.problem(f"{dtype} without a scale", name)
             return INDICES
-        if table.DetailsType():
-            self.problem("a quantization that is not affine", name)
         dimension = table.QuantizedDimension()
         # Filters in uint8 have one scale, whatever axis they name.
         axis = dimension if constant and (scale.size > 1 or (dimension and dtype != RAW)) else None
@@ -685,7 +702,7 @@ class _Reader:
                 operators += self.between + ([] if layer is None else [layer])
                 break
             else:
-                self.problem(problems[0], step.output.name)
+                self.problem(next(filter(None, problems)), step.output.name)
             number += length
         return operators
 
@@ -699,8 +716,8 @@ class _Reader:
         if shape == tensor.shape:
             return tensor
         if not shape:
-            raise Unreadable(f"{shortened(tensor.name)!r} has no axes")
-        if tensor.variable:
+            raise Unreadable("")  # with one more axis it has one, and what is wrong then is said
+        if tensor.variable and not tensor.successor:
             raise Unreadable(f"{shortened(tensor.name)!r} is a variable, whose axes are the file's")
         key = tensor.name, len(shape)
         if key not in self.reshaped:
@@ -960,7 +977,9 @@ class _Reader:
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
         self.look_at(*(tensor.data for tensor in operands if tensor.data is not None))
         names = tuple(tensor.name for tensor in outputs)
-        unnamed = bool(declaration.custom_code) and not all(tensor.shape for tensor in outputs)
+        # TFLite-Micro, which reserves what the file says, lacks some operators.
+        lacked = in_float(operands, outputs[0]) and declaration.absent_from(MICRO, f"{word}:{FLOAT}", len(operands))
+        unnamed = bool(declaration.custom_code or lacked) and not all(tensor.shape for tensor in outputs)
         if unnamed or self.unknown_shape.intersection(names):
             # Where the writer left sizes open, the sizes in their place need not be those of one example.
             operand_shapes = [tensors[tensor.name].shape for tensor in operands]
@@ -975,11 +994,14 @@ class _Reader:
         unsigned |= any(tensor.name in self.unsigned for tensor in operands)
         operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes, unsigned=unsigned)
         try:
+            on_a_grid = outputs[0].dtype in CODE_RANGES and not declaration.changes_dtype
+            for tensor in operands if on_a_grid else ():
+                need(tensor.dtype != RAW, f"{word}: {tensor.name!r} has no scale, and the result has one")
             check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
             own = declaration.has_own_grid([tensors[name] for name in operator.inputs], outputs[0])
             need(not own, f"{word} must have its result on the grid {declaration.fixed_grid or 'of its operand'}")
         except (ValueError, TypeError, OverflowError, IndexError) as error:
-            raise Unreadable(str(error)) from None
+            raise Unreadable(re.sub(r"\bint8", "uint8", str(error)) if unsigned else str(error)) from None
         self.used.update(zip(names, outputs, strict=True))
         self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
         return operator
@@ -991,10 +1013,12 @@ class _Reader:
         needed = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
         needed.update(takes, returns)
         variables = [self.used[name] for name in needed if self.used[name].successor]
+        self.between = []
         for tensor in variables:
-            successor = self.used[tensor.successor]
+            successor = self.with_rank(self.used[tensor.successor], len(tensor.shape))
             self.used[tensor.name] = replace(tensor, successor=successor.name)
-            needed.add(successor.name)
+            needed.update((self.used[tensor.successor].name, successor.name))
+        operators = [*operators, *self.between]
         tensors = {name: self.used[name] for name in self.used if name in needed}
         signature, metadata = self.read_signature(inputs, outputs), self.read_metadata()
         attached = attached_files(self.content, MOST_READS * len(self.content))

@@ -84,7 +84,7 @@ class Variables:
         begun = self.begun.get(key)
         if begun is None or begun.data is None:
             raise Refusal(f"it is damaged: {where} is read before it is assigned")
-        if tensor.dtype not in (*CODE_RANGES, FLOAT) or not tensor.shape:
+        if tensor.dtype not in (*CODE_RANGES, FLOAT):
             raise Refusal(f"{where} holds {tensor.dtype} {list(tensor.shape)}, which is not supported")
         for other in (begun, latest):
             if other is not None and not alike(tensor, other):
@@ -93,12 +93,13 @@ class Variables:
             return replace(tensor, data=begun.data)
         if latest.data is not None:
             raise Refusal(f"{where} {_OF_A_CONSTANT}")
-        return replace(tensor, variable=True, initial=begun.data, successor=latest.name)
+        return replace(tensor, variable=True, initial=begun.data.reshape(tensor.shape), successor=latest.name)
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
     """Whether a variable can hold both."""
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and one.quantization.equals(other.quantization)
+    shapes = [tensor.shape or (1,) for tensor in (one, other)]  # a constant without axes has one value
+    return shapes[0] == shapes[1] and one.dtype == other.dtype and one.quantization.equals(other.quantization)
 
 
 def handles_of(steps: Sequence[Step]) -> dict[str, Key]:

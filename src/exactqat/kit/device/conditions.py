@@ -11,6 +11,7 @@ import numpy as np
 from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, need_rows, scale_of
 from .movement import Movement
 from .operator import BOOL, Attributes, Call, DeviceOperator, Shape, need, register
+from .reduction import Reduction
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes tables and products of conditions"
@@ -109,6 +110,38 @@ class LogicalNot(Logic):
     operands = (1, 1)
     options = "LogicalNotOptions"
     function = staticmethod(np.logical_not)
+
+
+class ReduceLogic(Reduction):
+    """Of the conditions along `axes`."""
+
+    dtypes = (BOOL,)
+    version = 1
+    purpose = PURPOSE
+    function: ClassVar[np.ufunc]
+
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
+        return BOOL
+
+    def integers(self, call: Call) -> np.ndarray:
+        axes, keep_dims = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        return np.asarray(self.function.reduce(call.codes[0], axes, keepdims=keep_dims))
+
+
+@register
+class ReduceAll(ReduceLogic):
+    """Whether all of them hold."""
+
+    kind = "REDUCE_ALL"
+    function = np.logical_and
+
+
+@register
+class ReduceAny(ReduceLogic):
+    """Whether one of them holds."""
+
+    kind = "REDUCE_ANY"
+    function = np.logical_or
 
 
 class Choice(Movement):

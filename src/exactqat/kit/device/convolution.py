@@ -77,7 +77,7 @@ class Convolution(Weighted):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
-        return {**options, **bias_option(inputs)}
+        return {**options, **(bias_option(inputs) if self.names_bias_dtype else {})}
 
     def read_attributes(self, read: FileOperator) -> Attributes:
         dilations = (read.option("dilationHFactor"), read.option("dilationWFactor"))
@@ -162,6 +162,7 @@ class DepthwiseConv2D(Convolution):
     wide_version = 5
     reads_long_biases = True
     options = "DepthwiseConv2DOptions"
+    names_bias_dtype = False
     filter_axis = 3
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -220,8 +221,7 @@ class DepthwiseConv2D(Convolution):
         return sums.reshape(x.shape[0], *output.shape[1:])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        options = dict(super().tflite_options(inputs, output, attributes))
-        options.pop("quantizedBiasType", None)
+        options = super().tflite_options(inputs, output, attributes)
         return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
 
     def read_attributes(self, read: FileOperator) -> Attributes:

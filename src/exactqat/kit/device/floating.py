@@ -153,6 +153,10 @@ class FloatBinary(Floating):
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         need_rows(inputs, output)
 
+
+class Division(FloatBinary):
+    """Of integers without a grid as well."""
+
     def may_end_the_process(self, inputs: Tensors, attributes: Attributes, profile: Profile) -> bool:
         return divides_plainly(inputs)
 
@@ -172,7 +176,9 @@ UNARY: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], str], ...] = (
     ("ROUND", np.rint, ""),
 )
 BINARY: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str], ...] = (
-    ("POW", np.power, "PowOptions"),
+    ("ATAN2", np.arctan2, "ATan2Options"),
+)
+DIVISIONS: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray], str], ...] = (
     ("FLOOR_DIV", np.floor_divide, "FloorDivOptions"),
     ("FLOOR_MOD", np.mod, "FloorModOptions"),
 )
@@ -181,7 +187,7 @@ DIVIDED = {"FLOOR_DIV": ("int32",), "FLOOR_MOD": ("int32", "int64")}
 
 
 def _declare_functions() -> None:
-    for base, rows in ((FloatUnary, UNARY), (FloatBinary, BINARY)):
+    for base, rows in ((FloatUnary, UNARY), (FloatBinary, BINARY), (Division, DIVISIONS)):
         for kind, function, options in rows:
             members = {"kind": kind, "function": staticmethod(function), "options": options, "__module__": __name__}
             members["plain"] = DIVIDED.get(kind, ())
@@ -189,6 +195,23 @@ def _declare_functions() -> None:
 
 
 _declare_functions()
+
+
+@register
+class Power(FloatBinary):
+    """The first operand to the power of the second. Of integers no more than 32 bits are defined, and no fractions."""
+
+    kind = "POW"
+    plain = ("int32",)
+    options = "PowOptions"
+    function: ClassVar[Callable[..., np.ndarray]] = staticmethod(np.power)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        first, second = (code.astype(np.float64) for code in call.codes)
+        need(bool(np.all(second >= 0)), f"a negative power of {call.output.dtype}, which LiteRT refuses")
+        powers = np.power(first, second)
+        need(bool(np.all(np.abs(powers) < 2.0**31)), "a power of more than 32 bits, which runtimes do not define")
+        return powers.astype(call.output.dtype)
 
 
 @register
@@ -202,6 +225,7 @@ class CumulativeSum(Floating):
         "exclusive": Option("exclusive", bool),
         "reverse": Option("reverse", bool),
     }
+    plain = ("int32", "int64")
     options = "CumsumOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -212,10 +236,13 @@ class CumulativeSum(Floating):
     def float_results(self, call: Call) -> np.ndarray:
         axis = call.attributes["axis"]
         x = np.flip(call.codes[0], axis) if call.attributes["reverse"] else call.codes[0]
-        sums = np.cumsum(x, axis, dtype=np.float32)
+        sums = np.cumsum(x, axis, dtype=x.dtype)
         if call.attributes["exclusive"]:
             sums = sums - x
         return np.flip(sums, axis).copy() if call.attributes["reverse"] else sums
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return self.float_results(call)
 
 
 @register
@@ -225,6 +252,7 @@ class AddN(Floating):
     kind = "ADD_N"
     operands = (1, None)
     constants = True
+    plain = ("int32",)
     options = "AddNOptions"
 
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
@@ -239,7 +267,10 @@ class AddN(Floating):
         return shapes[0]
 
     def float_results(self, call: Call) -> np.ndarray:
-        return np.asarray(sum(call.codes[1:], call.codes[0]), np.float32)
+        return np.asarray(sum(call.codes[1:], call.codes[0]))
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return self.float_results(call)
 
 
 @register

@@ -39,6 +39,10 @@ def _pairs(values: np.ndarray, rank: int) -> np.ndarray:
     return np.concatenate([np.zeros((1, 2), values.dtype), values.reshape(-1, 2)])
 
 
+def _places(values: np.ndarray, rank: int) -> np.ndarray:
+    return np.concatenate([np.zeros_like(values[..., :1]), values], -1)[None]
+
+
 # The operands, in the order of the declarations, that count or list axes.
 CONSTANTS: dict[str, dict[int, Constant]] = {
     **{
@@ -46,6 +50,7 @@ CONSTANTS: dict[str, dict[int, Constant]] = {
         for kind in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "ARG_MAX", "ARG_MIN", "EXPAND_DIMS", "REVERSE_V2",
                      "CUMSUM", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL")
     },
+    "SCATTER_ND": {1: _places, 2: _first(1)},
     "SPLIT": {1: _axes},
     "SPLIT_V": {2: _axes},
     "TRANSPOSE": {1: _permutation},
@@ -82,8 +87,8 @@ OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
 # Operands that are joined with others, and so need the axis if they are constants, too.
 _JOINED = ("CONCATENATION", "PACK")
 # Those that have a meaning of their own for the first axis.
-BY_BATCH = ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "GATHER_ND", "CODED_EMBEDDING", "EMBEDDING",
-            "UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF")  # fmt: skip
+BY_BATCH = ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND", "GATHER_ND", "DYNAMIC_UPDATE_SLICE", "CODED_EMBEDDING",
+            "EMBEDDING", "UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF")  # fmt: skip
 
 
 def with_leading_axis(word: str, step: FileOperator, whole: Callable[[Tensor, int], Tensor]) -> FileOperator:

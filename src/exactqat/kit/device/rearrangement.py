@@ -636,6 +636,7 @@ class BroadcastTo(Movement):
     """Axes of size 1 repeated up to `new_shape`, whose batch is the operand's."""
 
     kind = "BROADCAST_TO"
+    most_axes = 8
     attributes = {"new_shape": REQUIRED}
     in_file = {"new_shape": InOperand(1)}
     float_kind = "expand"

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from .arithmetic import (
 from .file_forms import ACTIVATION, Option
 from .floating import Floating
 from .operator import (
+    FLOAT,
     REQUIRED,
     Attributes,
     Call,
@@ -33,9 +36,11 @@ from .operator import (
     FileStep,
     Shape,
     Unreadable,
+    in_float,
     need,
     register,
 )
+from .profile import Profile
 from .real import real_numbers
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
 
@@ -234,15 +239,29 @@ FUSED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 GATES = ("input", "forget", "cell", "output")
 # Where a file has the graph's operands: x, weights of x and of the hidden state, biases, both states.
-PLACES = (0, *range(1, 5), *range(5, 9), *range(12, 16), 18, 19, 16, 17)
-# And what it may leave out, which no graph has.
-VARIANTS = {9: "peepholes", 20: "layer normalization"}
+PLACES = (0, *range(1, 5), *range(5, 9), *range(12, 16), 18, 19)
+# And where what it may leave out.
+OPTIONAL_PLACES = {"projection": (16, 17), "peepholes": (9, 10, 11), "layer normalization": (20, 21, 22, 23)}
+CLIPS = {"cell_clip": "cellClip", "projection_clip": "projClip"}
 FILE_OPERANDS = 24
 # Of what goes into the functions of the gates, and comes out of them.
 GATE_SCALE, FUNCTION_SCALE = 2.0**-12, 2.0**-15
 HIDDEN = 4
 # Where a graph's operands are: the states, and the weights and bias of a projection, if there is one.
 STATE, CELL, PROJECTION, PROJECTION_BIAS = range(13, 17)
+# What may follow the states, in this order, and how many operands that is: no two choices have the same number.
+OPTIONAL = {"projection": 2, "peepholes": 3, "layer normalization": 4}
+# Added to a variance, in float32.
+LEAST_VARIANCE = np.float32(1e-8)
+
+
+def optional(operands: Sequence[Any]) -> dict[str, list[Any]]:
+    """An LSTM's operands after the states, by what they are."""
+    rest = list(operands[PROJECTION:])
+    choices = (names for count in range(len(OPTIONAL) + 1) for names in combinations(OPTIONAL, count))
+    names = next((names for names in choices if sum(map(OPTIONAL.__getitem__, names)) == len(rest)), None)
+    need(names is not None, f"a projection has 2 operands, peepholes 3, layer normalization 4; got {len(rest)} of them")
+    return {name: [rest.pop(0) for _ in range(OPTIONAL[name])] for name in names or ()}
 
 
 @register
@@ -258,33 +277,43 @@ class UnidirectionalSequenceLstm(Recurrent):
     hidden_zero_point, by which LiteRT stores the hidden state before the projection, whatever the grid of the result;
     projection_clip, the largest magnitude of a projection (0: none), which LiteRT takes for one of codes, whatever
     their zero point.
+
+    In float32, where weights may be integers, these may follow: the cell's weights [units] for the gates input, forget
+    and output (peepholes), and those of a layer normalization [units] for each gate.
     """
 
     kind = "UNIDIRECTIONAL_SEQUENCE_LSTM"
     attributes = {"cell_clip": 0.0, "hidden_scale": REQUIRED, "hidden_zero_point": REQUIRED, "projection_clip": 0.0}
-    operands = (15, 17)
-    weights = (*range(1, 13), PROJECTION, PROJECTION_BIAS)
-    weight_dtypes = (*("int8",) * 8, *("int32",) * 4, "int8", "int32")
+    floats = True
+    axes: ClassVar[int] = 3
+    operands = (15, 24)
+    weights = (*range(1, 13), *range(PROJECTION, 24))
+    weight_dtypes = (*("int8",) * 8, *("int32",) * 4, "int8", *("int32",) * 8)
     states = (STATE, CELL)
     state_dtypes = (("int8",), ("int16",))
     options = "UnidirectionalSequenceLSTMOptions"
 
     def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
+        if in_float(inputs, output):
+            return f"{self.kind}:{FLOAT}"
         return f"{self.kind}:{PROJECTED}" if len(inputs) > PROJECTION else self.kind
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        x, first, projects = shapes[0], shapes[1], len(shapes) > PROJECTION
-        need(len(x) == 3 and len(first) == 2, f"x must be [1, time, in] and its weights [units, in], got {shapes[:2]}")
-        need(not projects or len(shapes) > PROJECTION_BIAS, "a projection must have a bias")
+        x, first, others = shapes[0], shapes[1], optional(shapes)
+        fits = len(x) == self.axes and len(first) == 2
+        need(fits, f"x must have {self.axes} axes and its weights must be [units, in], got {shapes[:2]}")
         units = first[0]
-        out = shapes[PROJECTION][0] if projects else units
-        expected = [(units, x[2])] * 4 + [(units, out)] * 4 + [(units,)] * 4 + [(x[0], out), (x[0], units)]
-        expected += [(out, units), (out,)] if projects else []
+        out = others["projection"][0][0] if "projection" in others else units
+        expected = [(units, x[-1])] * 4 + [(units, out)] * 4 + [(units,)] * 4 + [(x[0], out), (x[0], units)]
+        expected += [(out, units), (out,)] if "projection" in others else []
+        expected += [(units,)] * (len(shapes) - 1 - len(expected))
         for shape, whole in zip(shapes[1:], expected, strict=True):
             need(tuple(shape) == whole, f"weights, biases and states must be {expected}, got {list(shapes[1:])}")
-        return (x[0], x[1], out)
+        return (*x[:-1], out)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        variants = [name for name in optional(inputs) if name != "projection"]
+        need(not variants, f"{' and '.join(variants)} in integers")
         super().check(inputs, output, attributes)
         hidden, cell = inputs[STATE], inputs[CELL]
         need(hidden.quantization.equals(output.quantization), "the hidden state must be on the grid of the result")
@@ -322,9 +351,41 @@ class UnidirectionalSequenceLstm(Recurrent):
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         weights = (*inputs[1:9], *inputs[PROJECTION : PROJECTION + 1])
-        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in weights)
+        return math.prod(inputs[0].shape[1:-1]) * sum(math.prod(tensor.shape) for tensor in weights)
+
+    def in_real_numbers(self, call: Call) -> tuple[np.ndarray, ...]:
+        """In float32."""
+        values = [real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)]
+        hidden, cell, others = values[STATE], values[CELL], optional(values)
+        result, (clip, projection_clip) = [], (call.attributes[name] for name in ("cell_clip", "projection_clip"))
+
+        def gate(number: int, x: np.ndarray, peephole: int | None = None) -> np.ndarray:
+            sums = x @ values[1 + number].T + hidden @ values[5 + number].T
+            if peephole is not None and "peepholes" in others:
+                sums = sums + cell * others["peepholes"][peephole]
+            if "layer normalization" in others:
+                centered = sums - sums.mean(-1, keepdims=True)
+                deviation = np.sqrt(np.square(centered).mean(-1, keepdims=True) + LEAST_VARIANCE)
+                sums = centered / deviation * others["layer normalization"][number]
+            sums = sums + values[9 + number]
+            return np.tanh(sums) if GATES[number] == "cell" else 1 / (1 + np.exp(-sums))
+
+        for x in values[0].reshape(len(values[0]), -1, values[0].shape[-1]).swapaxes(0, 1):
+            cell = gate(1, x, 1) * cell + gate(0, x, 0) * gate(2, x)
+            cell = np.clip(cell, -clip, clip) if clip > 0 else cell
+            hidden = gate(3, x, 2) * np.tanh(cell)
+            if "projection" in others:
+                weights, bias = others["projection"]
+                hidden = hidden @ weights.T + bias
+                hidden = np.clip(hidden, -projection_clip, projection_clip) if projection_clip > 0 else hidden
+            result.append(hidden)
+        whole = np.stack(result, 1).reshape(*values[0].shape[:-1], -1)
+        return tuple(array.astype(np.float32) for array in (whole, hidden, cell))
 
     def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        if in_float(call.inputs, call.output):
+            with np.errstate(all="ignore"):
+                return self.in_real_numbers(call)
         x, hidden, cell = call.codes[0], call.codes[STATE], call.codes[CELL].astype(np.int64)
         fits = not call.profile.lstm_of_operators or len(call.inputs) <= PROJECTION
         need(fits, "TFLite-Micro has no LSTM with a projection")
@@ -337,7 +398,9 @@ class UnidirectionalSequenceLstm(Recurrent):
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         operands: list[int | str | Tensor | None] = [None] * FILE_OPERANDS
-        for position, place in enumerate(PLACES[: len(inputs)]):
+        present = optional(range(len(inputs)))
+        places = [*PLACES, *(place for name in present for place in OPTIONAL_PLACES[name])]
+        for position, place in enumerate(places):
             operands[place] = position
         fields = {
             "fusedActivationFunction": ("ActivationFunctionType", "TANH"),
@@ -353,38 +416,61 @@ class UnidirectionalSequenceLstm(Recurrent):
         return (FileStep(self.kind, tuple(operands), self.version, self.options, fields, intermediates=between),)
 
     def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
-        for place, what in VARIANTS.items():
-            if any(tensor is not None for tensor in read.inputs[place : place + 3]):
-                raise Unreadable(f"{self.kind} with {what}")
+        variants = [
+            tuple(read.operand(place) for place in OPTIONAL_PLACES[name])
+            for name in ("peepholes", "layer normalization")
+            if any(read.inputs[place] is not None for place in OPTIONAL_PLACES[name] if place < len(read.inputs))
+        ]
         if not any(tensor is not None for tensor in read.inputs[1:2]):
             raise Unreadable(f"{self.kind} whose input and forget gates are one")
         weights, bias = (*read.inputs[16:18], None, None)[:2]
-        operands = tuple(read.operand(place) for place in PLACES[:PROJECTION])
-        if weights is None:
-            return operands
-        if bias is None:  # a bias that a file leaves out is 0
-            zeros = np.zeros(weights.shape[:1], np.int32)
-            bias = Tensor(f"{read.output.name}/projection_bias", zeros.shape, "int32", INDICES, zeros)
-        return (*operands, weights, bias)
+        operands = tuple(map(read.operand, PLACES))
+        if weights is not None:
+            if bias is None:  # a bias that a file leaves out is 0
+                zeros = np.zeros(weights.shape[:1], FLOAT if read.operand(0).dtype == FLOAT else np.int32)
+                bias = Tensor(f"{read.output.name}/projection_bias", zeros.shape, str(zeros.dtype), INDICES, zeros)
+            operands += (weights, bias)
+        return sum(variants, operands)
 
     def read_attributes(self, read: FileOperator) -> Attributes:
         word = read.activation()
         if word != "TANH":
             raise Unreadable(f"{self.kind} with {word} as its activation")
-        if read.option("timeMajor"):
+        if self.axes > 2 and read.option("timeMajor"):
             raise Unreadable(f"{self.kind} over a first axis of time")
+        clips = {name: float(read.option(field) or 0) for name, field in CLIPS.items()}
+        if read.operand(0).dtype == FLOAT:
+            return {**clips, "hidden_scale": 1.0, "hidden_zero_point": 0}
         if len(read.intermediates) != HIDDEN + 1:
             raise Unreadable(f"{self.kind} without the grids of what it computes on the way")
         hidden = read.intermediates[HIDDEN]
         if hidden.dtype != "int8":
             raise Unreadable(f"{self.kind} with a hidden state in {hidden.dtype} on the way")
         grid = hidden.quantization
-        return {
-            "cell_clip": float(read.option("cellClip") or 0),
-            "projection_clip": float(read.option("projClip") or 0),
-            "hidden_scale": float(grid.scale[0]),
-            "hidden_zero_point": int(grid.zero_point[0]),
-        }
+        return {**clips, "hidden_scale": float(grid.scale[0]), "hidden_zero_point": int(grid.zero_point[0])}
+
+
+@register
+class LstmCell(UnidirectionalSequenceLstm):
+    """One moment of it, in float32 alone; in files LSTM."""
+
+    kind = "LSTM_CELL"
+    axes = 2
+    dtypes = ()
+    other_forms = (("LSTM",),)
+    options = "LSTMOptions"
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        return tuple(replace(step, kind="LSTM") for step in super().tflite_steps(inputs, output, attributes))
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
+        (step,) = steps
+        if step.operand(0).dtype != FLOAT:
+            raise Unreadable(f"LSTM in {step.operand(0).dtype}")
+        return self.read_operands(step), self.read_attributes(step)
+
+    def absent_from(self, profile: Profile, name: str, operands: int) -> str:
+        return f"{profile.title} has no {self.kind}" if profile.lstm_of_operators else ""
 
 
 def cell_power(cell: Tensor) -> int | None:

@@ -133,6 +133,7 @@ class Mean(Reduction):
     float_kind = "mean"
     floats = True
     dtypes = ("int8", "int16")
+    plain = ("int32", "int64")
     wide_version = 3
     onnx_kind = "ReduceMean"
 
@@ -166,6 +167,11 @@ class Mean(Reduction):
 
     def wide_integers(self, call: Call) -> np.ndarray:
         return self.integers(replace(call, profile=REFERENCE))
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        total, count = call.codes[0].sum(axes, np.int64, keepdims=keep), reduced_count(call.inputs[0], call.attributes)
+        return (np.sign(total) * (np.abs(total) // count)).astype(call.output.dtype)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # GlobalAveragePool has a kernel for integers, ReduceMean has none.
@@ -250,6 +256,7 @@ class ReduceProd(Reduction):
     float_kind = "prod"
     floats = True
     dtypes = ("int8", "int16")
+    plain = ("int32", "int64")
     wide_version = 2
     onnx_kind = "ReduceProd"
 
@@ -280,6 +287,10 @@ class ReduceProd(Reduction):
         product = scaled(reduce(lambda product, factor: scaled(product * factor), factors))
         kept = np.expand_dims(product, axes) if keep else product
         return finish(kept, call.output, call.attributes, call.profile)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        return call.codes[0].prod(axes, dtype=call.output.dtype, keepdims=keep)
 
 
 class ReduceExtreme(Reduction):
@@ -327,6 +338,7 @@ class ArgMax(DeviceOperator):
     kind = "ARG_MAX"
     float_kind = "argmax"
     floats = True
+    plain = ("int32",)
     attributes = {"axis": REQUIRED, "output_type": "int64"}
     axis_attributes = ("axis",)
     version = 2
@@ -371,6 +383,9 @@ class ArgMax(DeviceOperator):
 
     def integers(self, call: Call) -> np.ndarray:
         return self.find(call.codes[0], call.attributes["axis"]).astype(call.output.dtype)
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return self.integers(call)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from .file_forms import InOperand
+from .floating import Floating
 from .movement import Movement
 from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
+from .tensor import Tensor
 
 PURPOSE = "files: no plan makes it"
 
@@ -79,8 +81,81 @@ class GatherNd(Movement):
         return np.concatenate([example[places] for example in examples])
 
 
+@register
+class DynamicUpdateSlice(Movement):
+    """The first tensor with the second in it, whose first value is at the indices [axes] of one example, rows included;
+    indices at which it does not fit are moved as far as it takes."""
+
+    kind = "DYNAMIC_UPDATE_SLICE"
+    operands = (3, 3)
+    index_operands = (2,)
+    index_dtypes = ("int32", "int64")
+    constants = True
+    options = "DynamicUpdateSliceOptions"
+    any_batch = False
+    purpose = PURPOSE
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        x, update, starts = map(tuple, shapes)
+        fits = len(x) == len(update) and all(size <= whole for size, whole in zip(update, x, strict=True))
+        need(fits, f"the update must fit into {list(x)}, got {list(update)}")
+        need(starts == (len(x),), f"there must be an index for each axis of {list(x)}, got {list(starts)}")
+        return x
+
+    def rows(self, inputs: Sequence[Tensor]) -> int:
+        return max(inputs[0].shape)
+
+    def integers(self, call: Call) -> np.ndarray:
+        sizes = [tensor.shape[0] for tensor in call.inputs]
+        examples = max(len(code) // rows for code, rows in zip(call.codes, sizes, strict=True))
+        x, updates, starts = (
+            np.broadcast_to(code.reshape(-1, *tensor.shape), (examples, *tensor.shape))
+            for code, tensor in zip(call.codes, call.inputs, strict=True)
+        )
+        result = x.copy()
+        for example, update, indices in zip(result, updates, starts, strict=True):
+            first = np.clip(indices, 0, np.subtract(example.shape, update.shape))
+            example[tuple(map(slice, first, first + update.shape))] = update
+        return result.reshape(-1, *call.output.shape[1:])
+
+
+@register
+class ScatterNd(Floating):
+    """Zeros of `new_shape` and, at `indices` [1, ..., n], places in the first n axes of one example, the sum of the
+    operand's values that belong there."""
+
+    kind = "SCATTER_ND"
+    attributes = {"indices": REQUIRED, "new_shape": REQUIRED}
+    in_file = {"indices": InOperand(1, lambda read, at: _nested(read.values(at).tolist())), "new_shape": InOperand(2)}
+    order = (1, 0, 2)
+    plain = ("int32", "int64")
+    options = "ScatterNdOptions"
+    any_batch = False
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), whole, indices = shapes, tuple(attributes["new_shape"]), np.asarray(attributes["indices"])
+        fits = indices.ndim >= 2 and whole[:1] == indices.shape[:1] == (1,) and indices.shape[-1] <= len(whole)
+        need(fits, f"indices must be [1, ..., n] places of one example, got {list(indices.shape)} of {list(whole)}")
+        axes = indices.shape[-1]
+        within = bool(np.all(indices >= 0) and np.all(indices < np.array(whole[:axes])))
+        need(within and min(whole) >= 1, f"indices must lie in the axes {list(whole[:axes])}")
+        wanted = (*indices.shape[:-1], *whole[axes:])
+        need(tuple(first) == wanted, f"the operand must have the shape {wanted}, got {first}")
+        return whole
+
+    def float_results(self, call: Call) -> np.ndarray:
+        places = tuple(np.moveaxis(np.asarray(call.attributes["indices"]), -1, 0))
+        result = np.zeros((len(call.codes[0]), *call.output.shape[1:]), call.output.dtype)
+        for at, values in enumerate(call.codes[0]):
+            np.add.at(result[at : at + 1], places, values[None])
+        return result
+
+    def plain_integers(self, call: Call) -> np.ndarray:
+        return self.float_results(call)
+
+
 def _nested(values: Any) -> Any:
     return tuple(map(_nested, values)) if isinstance(values, list) else values
 
 
-__all__ = ["GatherNd", "TopK"]
+__all__ = ["DynamicUpdateSlice", "GatherNd", "ScatterNd", "TopK"]

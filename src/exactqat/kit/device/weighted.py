@@ -81,6 +81,7 @@ class Weighted(DeviceOperator):
     Attributes:
         filter_axis: the axis of the filter that holds the output channels.
         reads_long_biases: TFLite-Micro's kernel takes any bias beside int16 activations for int64.
+        names_bias_dtype: its options table says what a bias beside int16 activations is stored in.
         plan_axis: that of the weight of a plan's step.
     """
 
@@ -91,6 +92,7 @@ class Weighted(DeviceOperator):
     filter_axis: ClassVar[int] = 0
     plan_axis: ClassVar[int] = 0
     reads_long_biases: ClassVar[bool] = False
+    names_bias_dtype: ClassVar[bool] = True
     asks = (("rounding",), ("channels",), ("multiplier",), ("accumulator",))
     mechanisms = {
         "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
@@ -165,7 +167,10 @@ class Weighted(DeviceOperator):
             return input, filter, bias
         if not self.filter_axis < len(filter.shape):
             raise Unreadable(f"the filter's shape is {filter.shape}")
-        codes = np.zeros(filter.shape[self.filter_axis], bias_dtype(input))
+        dtype = bias_dtype(input)
+        if dtype == "int64" and self.names_bias_dtype:  # kernels sum in 32 bits where it is said, also without a bias
+            dtype = "int32" if read.word("quantizedBiasType", "TensorType") == "INT32" else dtype
+        codes = np.zeros(filter.shape[self.filter_axis], dtype)
         if input.dtype == FLOAT:
             return input, filter, Tensor(f"{read.output.name}/bias", codes.shape, FLOAT, INDICES, codes)
         axis = None if filter.quantization.axis is None else 0
