@@ -35,7 +35,7 @@ def page(path: Path, changed: Callable[[str], str] = str) -> str:
     """
     heading, *rest = cells(path)
     title, _, introduction = text(heading["source"]).partition("\n")
-    note = f"A notebook: {{download}}`{path.name}`. Below the cells is what they printed when it was run last."
+    note = f"A notebook: {{download}}`{path.name}`. The outputs are from its last run."
     parts = [title, note, changed(introduction.strip())]
     for cell in rest:
         source = text(cell["source"])
