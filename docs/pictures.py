@@ -8,7 +8,6 @@ the concepts are drawn alone, which the library's own operators compute.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ def write(name: str, svg: str) -> None:
         drawn = svg
         for light, dark in DARK.items():
             drawn = drawn.replace(f"var(--c{light[1:]})", dark if screen == "dark" else light)
-        drawn = re.sub(r" style='min-width:[^']*'", "", drawn, count=1)
         drawn = drawn.replace("xlink:href", "href")
         head = "<svg xmlns='http://www.w3.org/2000/svg' font-family='system-ui, sans-serif' "
         (PICTURES / f"{name}-{screen}.svg").write_text(drawn.replace("<svg ", head, 1) + "\n")

@@ -327,7 +327,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
     results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
-    mistakes = report._mistakes(results)
+    mistakes = report.mistakes(results)
     assert {shown["name"] for shown in mistakes["shown"]} == set(dataset.test.names) and mistakes["named"]
 
 

@@ -112,11 +112,13 @@ def test_three_and_more_jobs(jobs: Path, call: Call) -> None:
     assert call("one", "two", "three", "--html", "page.html")[0] == 2
 
 
-@pytest.mark.parametrize("command", ["train", "report", "export", "verify", "compare"])
+@pytest.mark.parametrize(
+    "command", ["train", "report", "export", "verify", "compare", "gate", "tune", "check", "inspect", "identify"]
+)
 def test_help_names_no_type_of_python(command: str) -> None:
     arguments = [sys.executable, "-m", "exactqat.cli", command, "--help"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
-    assert "Usage: " in done.stdout and not re.search(r"list\[|Path\b|None|typing|Any", done.stdout)
+    assert "Usage: " in done.stdout and not re.search(r"list\[|Path\b|None|typing|Any|<\w+", done.stdout)
 
 
 def test_names_are_escaped(jobs: Path, call: Call) -> None:

@@ -368,6 +368,40 @@ def test_glyphs_are_data_of_a_job(tmp_path: Path) -> None:
     assert len(dataset.train) + len(dataset.validation) + len(dataset.test) == 26 * 16 * glyphs.RENDERINGS
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    def mebibytes() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) >> 10
+
+    x = np.random.default_rng(0).integers(0, 256, (400, 256, 256, 3), np.uint8)  # 75 MiB
+    for number, pixels in enumerate(x):
+        path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
+    np.savez_compressed(tmp_path / "packed.npz", x=x, y=np.arange(400) % 2)
+    del x
+    data.load(str(folder(tmp_path / "small"))).fingerprint()
+    for name in ("photos", "data.npz", "packed.npz"):
+        before = mebibytes()
+        dataset = data.load(str(tmp_path / name))
+        dataset.fingerprint()
+        for part in (dataset.train, dataset.validation, dataset.test):
+            for block in part.images.split(16):
+                assert block.shape[1:] == (3, 256, 256)
+        assert mebibytes() - before < 50, name
+
+
+def test_the_same_images_have_one_fingerprint(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (30, 6, 5, 3), np.uint8), np.arange(30) % 2
+    prints = []
+    for name, array in {"last": x, "first": x.transpose(0, 3, 1, 2), "signed": x.view(np.int8), "other": x ^ 1}.items():
+        np.savez(tmp_path / f"{name}.npz", x=array, y=y)
+        prints.append(data.load(str(tmp_path / f"{name}.npz")).fingerprint())
+    assert prints[0] == prints[1] and len(set(prints)) == 3
+
+
 def test_reading_says_how_far_it_is(tmp_path: Path) -> None:
     for number in range(600):
         path = tmp_path / f"class{number % 2}" / f"{number}.png"

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import termios
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
             assert len(measured) >= 10 and all(abs(trained - device) < 1.0 for trained, device in measured)
             assert network["training_differing"] == 0 < network["training_values"]
             assert network["test_accuracy"] == network["device_accuracy"]
+            assert network["predictions_values"] == len(network["answers"]) * 10  # logits of all test images
             compared += network["values_compared"]
         kinds = {layer["operator"] for layer in networks[networks["chosen"]]["layers"]}
         assert {"CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED"} <= kinds
@@ -339,6 +341,31 @@ def test_help_names_the_networks() -> None:
     done = subprocess.run([*RUN, "train", "--help"], capture_output=True, text=True, timeout=600, check=True)
     shown = " ".join(done.stdout.split())
     assert all(name in shown for name in NETWORKS) and re.search("-w, --weight-bits|--weight-bits, -w", shown)
+    groups = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
+    assert groups[0] == "Options" and {"Data", "Network", "Bits", "Training", "Device and search"} <= set(groups)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert", "no.tflite", "OUT"],
+        ["inspect", "no.tflite", "--reduce", "OUT"],
+        ["identify", "--runner", "no", "--out", "OUT"],
+        ["tune", "no.tflite", "--picture", "OUT"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for out, why in (("no/out.file", f"there is no folder {tmp_path / 'no'}"), ("file/out.file", "Not a directory in")):
+        words = [str(tmp_path / out) if word == "OUT" else word for word in arguments]
+        monkeypatch.setattr(sys, "argv", ["exactqat", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert re.search(rf"out\.file\S* cannot be written: {why}", capsys.readouterr().err.replace("\n", " "))
 
 
 @pytest.mark.slow
@@ -708,8 +735,8 @@ def codes_of_weights(folder: Path) -> set[int]:
 
 def test_the_split_is_fixed_disjoint_and_complete() -> None:
     first, second = data.load("digits"), data.load("digits")
-    assert torch.equal(first.test.images, second.test.images)
-    parts = [first.train, first.validation, first.test]
+    assert torch.equal(first.test.images[:], second.test.images[:])
+    parts = [replace(part, images=part.images[:]) for part in (first.train, first.validation, first.test)]
     assert sum(map(len, parts)) == 1797
     for part in parts:
         assert part.images.dtype == torch.float32 and part.images.shape[1:] == (1, 8, 8)
@@ -859,7 +886,7 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     answers[3] = 5
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=answers)
-    found = report._confusions(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
+    found = report.confusions(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
     assert found["table"].rows == [(False, [Cell("class 3"), Cell("class 5"), Cell("2")])] and not found["networks"]
 
 

@@ -634,7 +634,7 @@ def test_long_names_of_many_classes_are_shortened() -> None:
     labels = torch.arange(len(names))
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=labels.numpy()[::-1].copy())
-    table = report._confusions(SimpleNamespace(dataset=dataset), [outcome])["table"]  # type: ignore[arg-type, list-item]
+    table = report.confusions(SimpleNamespace(dataset=dataset), [outcome])["table"]  # type: ignore[arg-type, list-item]
     assert table.rows and all(
         "…" in cell.text and len(cell.text) < 200 for _, cells in table.rows for cell in cells[:2]
     )

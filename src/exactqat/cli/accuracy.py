@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,26 +89,23 @@ def gate(
 
     for file in filter(None, (junit, markdown, badge)):
         files.check_writable(file)
-    minimum, least, most = min_accuracy, min_score, max_score
-    if all(bound is None for bound in (minimum, least, most, max_differ, max_flips)) and not run:
+    if (min_accuracy, min_score, max_score, max_differ, max_flips) == (None,) * 5 and not run:
         options = "--min-accuracy, --min-score, --max-score, --max-differ, --max-flips or --run"
         raise ValueError(f"nothing is asked: give {options}")
-    if minimum is not None and (metric != ACCURACY or least is not None):
+    if min_accuracy is not None and (metric != ACCURACY or min_score is not None):
         raise ValueError("--min-accuracy bounds the accuracy; of another metric, give --min-score or --max-score")
     judge = metric_named(metric)
     if judge is None:
         raise ValueError("--metric noise has no value that could pass; exactqat tune shows it")
-    console = console_of()
-    passes, written = True, {}
+    console, passes, written = console_of(), True, dict[str, Any]()
     for network in networks_of(path, data, model, "test", precision):
         asked = Gate(
-            network.examples(), judge, devices=device or None, minimum=minimum if least is None else least,
-            maximum=most, max_differ=max_differ, max_flips=max_flips, beside=beside,
-            higher_is_better=most is None or least is not None,
+            network.examples(), judge, devices=device or None,
+            minimum=min_accuracy if min_score is None else min_score, maximum=max_score, max_differ=max_differ, max_flips=max_flips,
+            beside=beside, higher_is_better=max_score is None or min_score is not None,
         )  # fmt: skip
         verdict = asked.verdict(network.graph)
-        failures = list(verdict.failures)
-        compared = {}
+        failures, compared = list(verdict.failures), dict[str, int]()
         for result in verdict.devices if run else ():
             running = f"{network.name} on the runtime of {result.device}"
             with native_messages_kept_back(), status_on(console_of(stderr=True), running):
@@ -121,10 +117,8 @@ def gate(
                     "the simulation"
                 )
         passes = passes and not failures
-        content = json.loads(verdict.as_json())
-        written[network.name] = {**content, "passes": not failures, "failures": failures}
-        if run:
-            written[network.name]["compared"] = compared
+        content = {**json.loads(verdict.as_json()), "passes": not failures, "failures": failures}
+        written[network.name] = content | ({"compared": compared} if run else {})
         if as_json:
             continue
         for result in verdict.devices:
@@ -191,6 +185,7 @@ def tune(
         seed: Of the examples that a search holds out.
     """
     from .. import tune as tuning
+    from ..application.job import files
     from ..application.job.restored import networks_of
     from ..deploy.formats.tflite import write_tflite
     from ..qat import save_rules
@@ -201,10 +196,8 @@ def tune(
     flags = [name for name, value in budgets.items() if value is not None]
     if flags and plan is None:
         raise ValueError(f"--{flags[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
-    for option, file in {"--picture": picture, "--plan": plan, "--search": search}.items():
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent} to write in"
-            raise ValueError(f"{option} {file}: {why}")
+    for file in filter(None, (picture, plan, search)):
+        files.check_writable(file)
     judge = metric_named(metric)
     deciding = "--plan" if plan is not None else "--search" if search is not None else ""
     if judge is None and deciding:

@@ -8,9 +8,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from . import accuracy, commands  # noqa: F401  they register what they define
 from .options import COMMANDS, Command
@@ -24,6 +25,22 @@ class Negative(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(1)
+
+
+class Grouped(TyperCommand):
+    """A command whose help has its options in groups where no boxes are drawn, too."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                is_argument = parameter.param_type_name == "argument"
+                group = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+                name = str(parameter.metavar) if is_argument else record[0]  # without its type
+                groups.setdefault(group, []).append((name, record[1]))
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
 
 
 def command_line() -> typer.Typer:
@@ -48,7 +65,7 @@ def command_line() -> typer.Typer:
         command = COMMANDS[name]
         sentences = (inspect.getdoc(command.function) or "").partition("\n\nArgs:")[0]
         application.command(
-            name, short_help=command.short_help, help=sentences,
+            name, cls=Grouped, short_help=command.short_help, help=sentences,
             context_settings={"allow_extra_args": command.takes_more},
         )(answered(command))  # fmt: skip
     return application

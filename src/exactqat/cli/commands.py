@@ -193,9 +193,10 @@ def _print_results(console: Console, results: Results) -> None:
 @command("Write DIR/report.html again, without training.")
 def report(directory: Directory, model: Model = None) -> None:
     """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
-    from ..application.job import store
+    from ..application.job import files, store
 
     settings = store.stored_settings(directory, model)
+    files.check_writable(directory, is_folder=True)
     if sentence := store.unfinished(directory):
         raise ValueError(sentence)
     _work(settings, resume=True)
@@ -269,8 +270,7 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
     from ..application.job.results import Progress
     from ..application.job.settings import device_named
 
-    named = "" if device is None else device_named(device)
-    console = console_of()
+    named, console = "" if device is None else device_named(device), console_of()
     torch.set_num_threads(1)
     with native_messages_kept_back(), bars_on(console, disable=quiet) as bars:
         task = bars.add_task("comparing", total=None, figures="", epoch="")
@@ -308,7 +308,7 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
 
 def _print_comparison(console: Console, path: Path, network: str, report: Report) -> None:
     """Tensor by tensor."""
-    from ..application.report.page import Cell, Table, differing
+    from ..application.report.page import Table, differing
 
     trained = {row.name: row for row in report.training}
     header = ("tensor", "operator", "values", "not as simulated", "not as trained")
@@ -319,9 +319,9 @@ def _print_comparison(console: Console, path: Path, network: str, report: Report
         table.add(
             str(row["tensor"]),
             str(row["operator"]),
-            f"{row['values']:,}",
+            int(row["values"] or 0),
             differing(int(row["differing"] or 0), int(row["values"] or 0)),
-            Cell("–") if beside is None else differing(beside.differing, beside.values),
+            None if beside is None else differing(beside.differing, beside.values),
         )
     show_table(console, table)
 
@@ -360,7 +360,8 @@ def inspect_file(
     from ..deploy.reduce import reduce
     from ..kit.device import Refusal
 
-    for out in filter(None, (reduced, node_data)):
+    outs = [None if reduced is None else reduced.with_name(f"{reduced.name}.tflite"), node_data]
+    for out in filter(None, outs):
         files.check_writable(out)
     console, errors = console_of(), console_of(stderr=True)
     for option, path in (("--float", float_file), ("--reduce", reduced)):
@@ -464,11 +465,10 @@ def identify(
     from ..deploy.identify import CommandRunner, identify
 
     files.check_writable(out)
-    file = ".onnx" if onnx else ".tflite"
+    console, file = console_of(), ".onnx" if onnx else ".tflite"
     with status_on(console_of(stderr=True), "asking") as status:
         run = CommandRunner(runner, file, seconds)
         identification = identify(run, out.stem, file, operator or None, codes, seed, status.update)
-    console = console_of()
     console.print(str(identification), soft_wrap=True, markup=False)
     say(console, "Written: ", (str(identification.write(out)), "bold"))
     if not any(row.hypothesis is not None for row in identification.operators):

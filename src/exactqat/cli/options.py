@@ -56,6 +56,9 @@ def command(short_help: str, name: str = "", takes_more: bool = False) -> Callab
             if bare is not typer.Context:
                 about = more[0] if more else typer.Option(*[option_of(parameter.name)] * (bare is bool))
                 about.help = about.help or helps.get(parameter.name)
+                if bare is not bool:
+                    kinds = {int: "INTEGER", float: "NUMBER", int | None: "INTEGER", float | None: "NUMBER"}
+                    about.metavar = about.metavar or kinds.get(bare, parameter.name.upper())
                 if isinstance(about, typer.models.OptionInfo) and bare in (Path, Path | None):
                     about.parser = path_in
                 annotation = Annotated[bare, about]

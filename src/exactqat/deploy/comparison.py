@@ -151,6 +151,11 @@ class Report(Finding):
         return sum(row.differing for row in self.predictions)
 
     @property
+    def predictions_values(self) -> int:
+        """Number of integers compared with the model's own results."""
+        return sum(row.values for row in self.predictions)
+
+    @property
     def training_differing(self) -> int:
         """Number of codes in which this device differs from training, over all tensors compared."""
         return sum(row.differing for row in self.training)
@@ -181,11 +186,10 @@ class Report(Finding):
         else:
             ran = f"On {runtime} the file was not run"
         if self.predictions:
-            total = sum(row.values for row in self.predictions)
             gives = "something other than" if self.predictions_differing else "what"
             ran += (
                 f"; fed with the user's arrays it returns {gives} the model returns: "
-                f"{_share(self.predictions_differing, total, 'integers')}"
+                f"{_share(self.predictions_differing, self.predictions_values, 'integers')}"
             )
         if self.declared:
             ran += f"; but it is not the graph's file: {listed(self.declared, length=160)}"

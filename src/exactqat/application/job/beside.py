@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from ... import qat
 from ...deploy.codes import input_codes
@@ -69,18 +72,17 @@ def compared(
             machine does not have that device's runtime; a file for another device is then not run.
         noise: also compare the first images' values with those of the float network.
     """
-    images, first, lowered = dataset.test.images, dataset.test.images[:LAYER_IMAGES], lower_with_layouts(model)
+    images: Any = dataset.test.images
+    first, lowered = images[:LAYER_IMAGES], lower_with_layouts(model)
     beside = beside_training(model, graph, dataset.test, device or str(model.profile), lowered)
     try:
         profile_here(device or DEFAULT_KERNELS)
     except (ValueError, ImportError) as error:
         return replace(beside, not_run=str(error))
     values = layer_values(model, first, lowered=lowered) if noise else (None, None)
-    # Images as the user has them, on the model's device.
-    own = (model, first) if device in ("", model.profile) else (None, None)
-    codes = np.concatenate([input_codes(graph, block)[graph.inputs[0]] for block in images.split(IMAGES_AT_A_TIME)])
     report = verify(
-        graph, path, codes, device or None, float_values=values[0], trained_values=values[1], trained_codes={},
-        progress=progress, model=own[0], data=own[1],
+        graph, path, None, device or None, float_values=values[0], trained_values=values[1], trained_codes={},
+        progress=progress, model=model if device in ("", model.profile) else None,
+        data=DataLoader(images, IMAGES_AT_A_TIME, generator=torch.Generator()),
     )  # fmt: skip
     return replace(beside, report=replace(report, training=beside.report.training))

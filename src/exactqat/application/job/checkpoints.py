@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...kit.display import shortened
-from .files import Record, check_file, write_atomically
+from .files import Record, check_file, first_line, write_atomically
 from .settings import split
 
 CHECKPOINT_FORMAT = 2
@@ -109,12 +109,6 @@ def reason(error: Exception) -> str:
     if "eights only load failed" in str(error):
         return "it is not a state dict, or damaged"
     return first_line(error)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of its message, or its name if it has none."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _check_archive(content: bytes) -> None:

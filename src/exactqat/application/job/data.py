@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numbered
 from ...kit.display import on_one_line
-from .images import AT_ONCE, Files, Images, fitted, reason, scale_of
+from .files import first_line
+from .images import AT_ONCE, Files, Images, let_go, scale_of
 from .results import Dataset, Progress, Split
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
@@ -38,12 +38,11 @@ VALIDATION_SHARE = 0.15
 # The most files that are all read before training; of more files so many are read, evenly.
 MOST_CHECKED, SAMPLE = 100_000, 2_000
 # Images of a part, read or not, and their labels.
-Part = tuple[Images | Tensor, np.ndarray]
+Part = tuple[Images, np.ndarray]
 Tell = Callable[[int, int], object]
-UNHEARD = Progress.compared
 
 
-def load(name: str, image_size: int | None = None, split: str | None = None, tell: Tell = UNHEARD) -> Dataset:
+def load(name: str, image_size: int | None = None, split: str | None = None, tell: Tell = Progress.compared) -> Dataset:
     """The data set of that name.
 
     Args:
@@ -59,8 +58,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None, tel
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        pixels = torch.from_numpy(fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size))
-        return _dataset(name, {"": (pixels, bunch.target)}, (0.0, 1.0), split=split)
+        return from_arrays({"": ((bunch.images / 16.0).astype(np.float32), bunch.target)}, name, image_size, split)
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
@@ -76,7 +74,7 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
     try:
         stored = StoredArrays(path)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read as an .npz file: {reason(error)}") from error
+        raise ValueError(f"{path} cannot be read as an .npz file: {first_line(error)}") from error
     classes = [str(name) for name in stored.get(NAMES, ())]
     pairs = {
         part: (stored[f"x{ending}"], numbered(path, stored[f"y{ending}"], classes))
@@ -89,9 +87,8 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
             f"{', '.join(stored) or 'nothing'}"
         )
     dataset = from_arrays(pairs, path.name, image_size, split, str(path))
-    if not classes:
-        return dataset
-    return replace(dataset, class_names=tuple(classes[int(label)] for label in dataset.class_names))
+    names = (classes[int(label)] if classes else label for label in dataset.class_names)
+    return replace(dataset, class_names=tuple(names))
 
 
 def from_arrays(
@@ -122,6 +119,7 @@ def from_arrays(
                 block = block[finite[start : start + AT_ONCE]]
             scale = scale_of(block.dtype)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
+            let_go(rows)
         skipped += [f"{place}, example {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (Images(rows, np.nonzero(finite)[0], image_size), y[finite])
     # 0..1 if the images keep to it, otherwise their extremes with zero.
@@ -129,7 +127,9 @@ def from_arrays(
     return _dataset(name, parts, limits, skipped, where, split=split)
 
 
-def from_folder(path: Path, image_size: int | None = None, split: str | None = None, tell: Tell = UNHEARD) -> Dataset:
+def from_folder(
+    path: Path, image_size: int | None = None, split: str | None = None, tell: Tell = Progress.compared
+) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
     With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
@@ -224,7 +224,7 @@ def _read_files(
                 channels = max(channels, 1 if image.mode[0] in "1LIF" else 3)
                 bits = 16 if image.mode.startswith("I") else bits
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
-            failed[number] = reason(error)
+            failed[number] = first_line(error)
     if image_size is None and len(sizes) > 1:
         two = " and ".join(f"{name} has {width}x{height} pixels" for (width, height), name in list(sizes.items())[:2])
         raise ValueError(f"images differ in size ({two}); set image_size (--image-size) to scale them all")
@@ -322,7 +322,7 @@ def _divided(
     # Not in class order: batches without shuffling, as in calibration, should hold all classes.
     parts = []
     for indices in (generator.permutation(larger), generator.permutation(smaller)):
-        images = split.images.part(indices) if isinstance(split.images, Images) else split.images[indices]
         names = tuple(split.names[index] for index in indices if split.names)
+        images = split.images.part(indices)  # type: ignore[union-attr]
         parts.append(Split(images, split.labels[indices], names))
     return parts[0], parts[1]

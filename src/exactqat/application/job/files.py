@@ -19,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ...deploy.formats.tflite import write_whole
+from ...kit.display import on_one_line
 from .settings import PRECISION
 
 try:
@@ -37,21 +39,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Writes the file completely or not at all, even if power fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=HALF)
+        write_whole(path, content, HALF)
     except OSError as error:
         raise cannot_write(path, error) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise cannot_write(path, error) from error
-        raise
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its name if it has none."""
+    lines = str(getattr(error, "strerror", None) or error).splitlines()
+    return on_one_line(lines[0] if lines else type(error).__name__)
 
 
 def cannot_write(path: Path, error: OSError) -> OSError:
@@ -63,13 +59,19 @@ def cannot_write(path: Path, error: OSError) -> OSError:
     return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
 
 
-def check_writable(path: Path) -> None:
-    """Refuses a file or a folder that cannot be written, before any work: by the first folder above it that exists."""
-    above = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
+def check_writable(path: Path, is_folder: bool = False) -> None:
+    """Refuses a file that cannot be written, or a folder, with those above it, that cannot be created: before any
+    work."""
+    above = path.absolute().parent
+    if is_folder:
+        above = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
+    elif path.is_dir():
+        raise OSError(f"{path} cannot be written: it is a directory")
     try:
         tempfile.TemporaryFile(dir=above).close()
     except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror} in {above}") from error
+        why = f"there is no folder {above}" if isinstance(error, FileNotFoundError) else f"{error.strerror} in {above}"
+        raise OSError(f"{path} cannot be written: {why}") from error
 
 
 def check_file(path: Path) -> None:
@@ -96,23 +98,18 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
 
     The lock is the operating system's: it ends with the process, however that ends, and leaves no file.
     """
-    if fcntl is None:
+    with contextlib.ExitStack() as held:
+        if fcntl is not None:
+            descriptor = os.open(directory, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_EX if writes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                advice = "wait until it has finished, or use another directory"
+                raise ValueError(f"another process is using {directory}: {advice}") from None
+            except OSError:
+                pass  # some file systems have no locks; refusing them would be worse
         yield
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if writes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is using {directory}: wait until it has finished, or use another directory"
-            ) from None
-        except OSError:
-            # Some file systems have no locks; refusing them would be worse.
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def entries(out: Path) -> list[str]:

@@ -8,13 +8,13 @@ temporary files), from which every later epoch reads. They keep the bits they ca
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ...kit.display import on_one_line
+from .files import first_line
 
 # Images that are read at once where all are looked at.
 AT_ONCE = 256
@@ -45,14 +46,6 @@ def fitted(images: np.ndarray, size: int | None) -> np.ndarray:
     return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
 
 
-class Rows(Protocol):
-    """Images [n, height, width, channels] of any dtype, by their numbers."""
-
-    shape: tuple[int, ...]
-
-    def __getitem__(self, numbers: np.ndarray) -> np.ndarray: ...
-
-
 class Images:
     """Images as float32 [n, channels, height, width], read from rows when they are asked for.
 
@@ -60,14 +53,19 @@ class Images:
     255 and 65535; all other numbers are used as they are.
     """
 
-    def __init__(self, rows: Rows, numbers: np.ndarray, size: int | None = None) -> None:
-        """numbers: of the rows that these images are; size: see `fitted`."""
+    def __init__(self, rows: np.ndarray | Files, numbers: np.ndarray, size: int | None = None) -> None:
+        """rows: [n, height, width, channels]; numbers: of those that these images are; size: see `fitted`."""
         self._rows, self._numbers, self._size = rows, numbers, size
         first = self._read(numbers[:1]) if len(numbers) else np.zeros((0, *rows.shape[3:], *rows.shape[1:3]))
         self.shape = torch.Size((len(numbers), *first.shape[1:]))
 
-    def _read(self, numbers: np.ndarray) -> np.ndarray:
+    def _stored(self, numbers: np.ndarray) -> np.ndarray:
         rows = np.asarray(self._rows[numbers])
+        let_go(self._rows)
+        return rows
+
+    def _read(self, numbers: np.ndarray) -> np.ndarray:
+        rows = self._stored(numbers)
         images = np.ascontiguousarray(rows.transpose(0, 3, 1, 2), np.float32) / np.float32(scale_of(rows.dtype))
         return fitted(images, self._size)
 
@@ -93,24 +91,22 @@ class Images:
         """All of them."""
         return self._read(self._numbers)
 
-    def unread(self) -> list[bytes]:
-        """What identifies the images without reading them, if there are files that were not all read."""
-        return self._rows.unread(self._numbers) if isinstance(self._rows, Files) else []
+    def content(self) -> Iterator[bytes]:
+        """What identifies the images: their stored bytes; of files that were not all read, names and sizes."""
+        if isinstance(self._rows, Files) and not self._rows.ready[self._numbers].all():
+            for path in (self._rows.paths[number] for number in self._numbers):
+                yield f"{path} {os.path.getsize(path)}".encode()
+            return
+        for start in range(0, len(self), AT_ONCE):
+            rows = self._stored(self._numbers[start : start + AT_ONCE])
+            yield rows.dtype.str.encode() + rows.tobytes()
 
 
-def temporary_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a file without a name, which ends with the process."""
-    folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
-    size = math.prod(shape) * dtype.itemsize
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise ValueError(
-            f"{shape[0]:,} images take {size / 2**30:,.1f} GiB in {folder}, which has {free / 2**30:,.1f} GiB left; "
-            "choose another folder in EXACTQAT_CACHE, or use a smaller image_size (--image-size)"
-        )
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.truncate(max(size, 1))
-        return np.memmap(file, dtype, "r+", shape=shape)
+def let_go(rows: object) -> None:
+    """Gives the memory of an array in a file back. What was read of it stays in the system's cache, or on disk."""
+    mapped = getattr(getattr(rows, "pixels", rows), "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
@@ -155,8 +151,17 @@ class Files:
     def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: np.dtype, size: int | None) -> None:
         self.paths, self._size = paths, size
         self.shape: tuple[int, ...] = (len(paths), *shape)
-        self._pixels = temporary_array(self.shape, dtype)
-        self._ready = np.zeros(len(paths), bool)
+        folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
+        held, free = math.prod(self.shape) * dtype.itemsize, shutil.disk_usage(folder).free
+        if held > free:
+            raise ValueError(
+                f"{len(paths):,} images take {held / 2**30:,.1f} GiB in {folder}, which has {free / 2**30:,.1f} GiB "
+                "left; choose another folder in EXACTQAT_CACHE, or use a smaller image_size (--image-size)"
+            )
+        with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so it ends with the process
+            file.truncate(max(held, 1))
+            self.pixels: np.ndarray = np.memmap(file, dtype, "r+", shape=self.shape)
+        self.ready = np.zeros(len(paths), bool)
         self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
         self._lock = threading.Lock()
 
@@ -166,30 +171,25 @@ class Files:
             with Image.open(self.paths[number]) as image:
                 decoded = pixels(image, self._size)
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
-            return reason(error)
+            return first_line(error)
         if decoded.shape[:2] != self.shape[1:3]:
             height, width = decoded.shape[:2]
             return f"it has {width}x{height} pixels and others {self.shape[2]}x{self.shape[1]}"
-        if decoded.ndim > 2 and self.shape[3] == 1 or decoded.itemsize > self._pixels.itemsize:
+        if decoded.ndim > 2 and self.shape[3] == 1 or decoded.itemsize > self.pixels.itemsize:
             return "it has colors or 16 bits, and others have not"
-        if decoded.itemsize < self._pixels.itemsize:
+        if decoded.itemsize < self.pixels.itemsize:
             decoded = decoded.astype(np.uint16) * 257
-        self._pixels[number] = decoded[:, :, None] if decoded.ndim == 2 else decoded
-        self._ready[number] = True
+        self.pixels[number] = decoded[:, :, None] if decoded.ndim == 2 else decoded
+        self.ready[number] = True
         return ""
 
     def read(self, numbers: np.ndarray) -> dict[int, str]:
         """Decodes files, and returns why that failed for some."""
         with self._lock:
-            missing = numbers[~self._ready[numbers]].tolist()
-            failed = zip(missing, self._threads.map(self._decode, missing), strict=True)
-            return {number: why for number, why in failed if why}
-
-    def unread(self, numbers: np.ndarray) -> list[bytes]:
-        """Names and sizes of files, unless all were read."""
-        if self._ready[numbers].all():
-            return []
-        return [f"{self.paths[number]} {os.path.getsize(self.paths[number])}".encode() for number in numbers]
+            missing = numbers[~self.ready[numbers]].tolist()
+            failed = dict(zip(missing, self._threads.map(self._decode, missing), strict=True))
+            let_go(self)
+            return {number: why for number, why in failed.items() if why}
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         for number, why in self.read(numbers).items():
@@ -197,9 +197,4 @@ class Files:
                 f"{on_one_line(self.paths[number])} cannot be read: {why}. Of so many files a sample is read before "
                 "training: remove it, and start again"
             )
-        return self._pixels[numbers]
-
-
-def reason(error: Exception) -> str:
-    """Why a file cannot be read."""
-    return on_one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        return self.pixels[numbers]

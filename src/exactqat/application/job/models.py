@@ -184,17 +184,19 @@ def is_known(name: str) -> bool:
     return name in NETWORKS or (package in LIBRARIES and re.fullmatch(r"[\w.]+", architecture, re.ASCII) is not None)
 
 
-def check_name(name: str) -> None:
-    """Refuses a name of no network; for a user's network it imports the module."""
-    package = name.partition("/")[0]
-    if is_known(name):
-        if package in LIBRARIES and importlib.util.find_spec(package) is None:
-            raise ValueError(f"model {name} needs the package {package}, which is not installed: pip install {package}")
-    elif ":" in name:
-        imported(name)
-    else:
+def maker(name: str) -> Any:
+    """What builds the network of that name, or a user's network itself, whose module it imports."""
+    package, _, architecture = name.partition("/")
+    if ":" in name:
+        return imported(name)
+    if not is_known(name):
         allowed = ", ".join([*NETWORKS, *(f"{package}/NAME" for package in LIBRARIES)])
         raise ValueError(f"model must be one of {allowed} or 'package.module:function', got {name!r}")
+    if package not in LIBRARIES:
+        return NETWORKS[name]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"model {name} needs the package {package}, which is not installed: pip install {package}")
+    return functools.partial(LIBRARIES[package], architecture)
 
 
 def imported(name: str, what: str = "model", must: str = "model must be 'package.module:function'") -> Any:
@@ -227,13 +229,8 @@ def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
         import keras
 
         return keras.models.load_model(name, compile=False), None
-    check_name(name)
-    package, _, architecture = name.partition("/")
-    if package in LIBRARIES:
-        model: Any = functools.partial(LIBRARIES[package], architecture)
-    else:
-        model = NETWORKS.get(name) or imported(name)
-    if inspect.isclass(model) or inspect.isfunction(model) or package in LIBRARIES:
+    model = maker(name)
+    if inspect.isclass(model) or inspect.isfunction(model) or isinstance(model, functools.partial):
         needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
         takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
         if takes and not shape:

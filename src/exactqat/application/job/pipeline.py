@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,9 @@ from ...kit.device.profile import that_run
 from ...qat.train.torch.prepare import prepare_again
 from . import checkpoints, data, files, recipes, training, weights
 from .beside import beside_training, compared
-from .models import check_name, new_model
+from .models import maker, new_model
 from .processes import ALONE, Processes
-from .restored import describe_checkpoint, describe_network
+from .restored import describe_network
 from .results import Dataset, History, Method, Outcome, Progress, Results, Split
 from .settings import Settings
 from .store import Logs, check_free, read_job, start
@@ -48,12 +48,9 @@ class NothingLearned(ValueError):
 
 
 def make_rules(
-    settings: Settings,
-    bits: tuple[int, int],
-    ranges: qat.RangePolicy,
-    value_range: tuple[float, float],
+    settings: Settings, bits: tuple[int, int], ranges: qat.RangePolicy, value_range: tuple[float, float],
     prepared: qat.PreparedModel,
-) -> list[qat.Rule]:
+) -> list[qat.Rule]:  # fmt: skip
     """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. The user's
     rules decide this themselves; the input's range is that of the data whatever they say.
 
@@ -144,13 +141,13 @@ def run(
     """
     out, progress = settings.out, progress or Progress()
     # What is known to be wrong, before all images are read: a missing network, unreadable weights, a directory in use.
-    check_name(settings.model)
+    maker(settings.model)
     float_state = out / "training" / "float.pt"
     path = None if settings.weights is None or resume and float_state.exists() else Path(settings.weights)
     if path is not None:
         weights.read(path)
     processes.first_does(lambda: check_free(out, resume, restart))
-    processes.first_does(lambda: files.check_writable(out))
+    processes.first_does(lambda: files.check_writable(out, is_folder=True))
     if dataset is None:
         dataset = data.load(settings.data, settings.image_size, settings.split, progress.compared)
         dataset = replace(dataset, noun=settings.noun)
@@ -350,7 +347,13 @@ class Job:
         compared with its training."""
         settings, dataset, graph = self.settings, self.dataset, outcome.graph
         folder = settings.out / outcome.precision
-        checkpoints.save_checkpoint(folder / "checkpoint.pt", describe_checkpoint(settings, dataset, outcome))
+        description = describe_network(settings, dataset) | {
+            "precision": outcome.precision,
+            "method": outcome.method.name,
+            "rules": [asdict(rule) for rule in outcome.rules],
+            "state": outcome.model.state_dict(),
+        }
+        checkpoints.save_checkpoint(folder / "checkpoint.pt", description)
         content = tflite_bytes(graph, f"{outcome.precision} {outcome.method.name}")
         outcome.footprint = footprint(graph, content)
         files.write_atomically(folder / "model.tflite", content)

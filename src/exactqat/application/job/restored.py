@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from . import checkpoints, data, files, training
 from .beside import compared
 from .files import Record
 from .models import named_in, new_model
-from .results import Beside, Dataset, Outcome, Progress, Split
+from .results import Beside, Dataset, Progress, Split
 from .settings import Settings
 from .store import delivered
 
@@ -41,16 +41,6 @@ def describe_network(settings: Settings, dataset: Dataset) -> Record:
         "seed": settings.seed,
         "input_shape": list(dataset.train.images.shape[1:]),
         "class_names": list(dataset.class_names),
-    }
-
-
-def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> Record:
-    """A checkpoint's content; `restore` is its counterpart."""
-    return describe_network(settings, dataset) | {
-        "precision": outcome.precision,
-        "method": outcome.method.name,
-        "rules": [asdict(rule) for rule in outcome.rules],
-        "state": outcome.model.state_dict(),
     }
 
 
@@ -118,6 +108,7 @@ def export_directory(
     folders = delivered(out, "checkpoint.pt")
     with files.locked(out):
         for folder in folders:
+            files.check_writable(folder, is_folder=True)
             graph, checkpoint = restore_graph(folder / "checkpoint.pt", model)
             description = f"{checkpoint['precision']} {checkpoint['method']}"
             contents[folder / "model.tflite"] = tflite_bytes(graph, description)

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from .settings import Method, Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from ...deploy.comparison import Report
     from ...deploy.footprint import Footprint
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ...qat import PreparedModel, Rule
     from .images import Images
     from .weights import Fit
-
-# Images whose content is hashed at a time.
-FINGERPRINT_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Split:
     """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
     folder, if they have any."""
 
-    images: Images | Tensor
-    labels: Tensor
+    images: Images | torch.Tensor
+    labels: torch.Tensor
     names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -80,9 +78,8 @@ class Dataset:
         digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
         for part in (self.train, self.validation, self.test):
             digest.update(repr(tuple(part.images.shape)).encode())
-            # Of files that were not read yet, their names and sizes.
-            unread: Iterable[bytes] = getattr(part.images, "unread", tuple)()
-            for content in unread or (block.numpy().tobytes() for block in part.images.split(FINGERPRINT_BATCH)):
+            images = part.images
+            for content in [images.numpy().tobytes()] if isinstance(images, torch.Tensor) else images.content():
                 digest.update(content)
             digest.update(part.labels.numpy().tobytes())
         return digest.hexdigest()
@@ -231,23 +228,25 @@ class Results:
     def delivered(self) -> list[Outcome]:
         return [self.chosen(precision) for precision in self.settings.precisions]
 
+    def _total(self, of: str = "") -> Compared:
+        """Over all networks."""
+        counts = [[getattr(outcome.report, of + name) for name in Compared._fields] for outcome in self.outcomes]
+        return Compared(*map(sum, zip(*counts, strict=True)))
+
     @property
     def simulation(self) -> Compared:
-        """The files on the runtime with their simulation, over all networks."""
-        reports = [outcome.report for outcome in self.outcomes]
-        return Compared(sum(report.values for report in reports), sum(report.differing for report in reports))
+        """The files on the runtime with their simulation."""
+        return self._total()
 
     @property
     def training(self) -> Compared:
-        """The device that was trained for with training, over all networks."""
-        reports = [outcome.report for outcome in self.outcomes]
-        return Compared(sum(r.training_values for r in reports), sum(r.training_differing for r in reports))
+        """The device that was trained for with training."""
+        return self._total("training_")
 
     @property
     def predictions(self) -> Compared:
         """The files, fed with the user's images, with the models' own; nothing if the runtime is not the device's."""
-        rows = [row for outcome in self.outcomes for row in outcome.report.predictions]
-        return Compared(sum(row.values for row in rows), sum(row.differing for row in rows))
+        return self._total("predictions_")
 
     @property
     def equal(self) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...kit.device.profile import PACKAGED, PROFILES, formerly, profile_named, that_run, with_alias
 from ...kit.display import shell_word
+from . import recipes
 
 if TYPE_CHECKING:
     from ...qat import RangePolicy, Rule
@@ -304,8 +305,6 @@ class Settings:
     seed: int = _TRAINING(0, whole(0, 2**63 - 1), "INTEGER")
 
     def __post_init__(self) -> None:
-        from .recipes import recipe_named
-
         for entry in declared():
             value = getattr(self, entry.name)
             if value is None and entry.default is None:
@@ -321,7 +320,7 @@ class Settings:
         if self.epochs_float == 0 and self.weights is None:
             raise ValueError("epochs_float must be at least 1 without weights, got 0")
         if self.recipe is not None:
-            recipe_named(self.recipe)
+            recipes.recipe_named(self.recipe)
 
     @property
     def layer_rules(self) -> tuple[Rule, ...]:
@@ -370,9 +369,7 @@ class Settings:
     @property
     def noun(self) -> str:
         """What an example of the data is called."""
-        from .recipes import recipe_named
-
-        return "image" if self.recipe is None else recipe_named(self.recipe).noun
+        return "image" if self.recipe is None else recipes.recipe_named(self.recipe).noun
 
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
@@ -382,10 +379,8 @@ class Settings:
 
     def options(self) -> str:
         """What a command line says of these settings: all that are neither defaults nor the recipe's."""
-        from .recipes import chosen
-
         device = f"{self.device}.json" if PROFILES[self.device].data else self.device
-        defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
+        defaults = Settings(self.out, **recipes.chosen({"recipe": self.recipe})).stored() | {"recipe": None}
         return "".join(
             f" {option_of(name)}" + ("" if value is True else f" {shell_word(option_value(value))}")
             for name, value in (self.stored() | {"device": device}).items()

@@ -57,8 +57,7 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit |
     fingerprint = dataset.fingerprint()
     if not job.exists():
         content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
-        if fit is not None:
-            content["weights"] = asdict(fit)
+        content |= {} if fit is None else {"weights": asdict(fit)}
         files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
         return False
     before, before_fingerprint, before_fit = read_job(out)

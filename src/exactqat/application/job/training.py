@@ -23,7 +23,7 @@ from ...kit.planning.plans import SMALLEST_WIDTH
 from ...qat.train.core.steps import WeightedStep
 from . import checkpoints
 from .augmentation import augmented
-from .files import Record
+from .files import Record, first_line
 from .processes import ALONE, Processes
 from .results import Dataset, History, Progress, Split
 from .settings import Settings
@@ -225,11 +225,9 @@ def train(
     if manner.teacher is not None:
         manner.teacher.to(accelerator)
     generator = torch.Generator().manual_seed(settings.seed)
-    optimizer: torch.optim.Optimizer
-    if settings.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
-    else:
-        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](groups)
+    optimizers: Mapping[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    options = {"momentum": 0.9, "nesterov": True} if settings.optimizer == "sgd" else {}
+    optimizer: torch.optim.Optimizer = optimizers[settings.optimizer](groups, **options)
     rates, steps = [group["lr"] for group in groups], steps_per_epoch(training, settings.batch_size)
     history, first_epoch, best_loss, best_state = History(frozen_from=freeze_at), 0, math.inf, Record()
     state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
@@ -338,7 +336,7 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
     try:
         return qat.graphed(model, images)
     except (RuntimeError, ValueError) as error:
-        warnings.warn(f"training takes longer, without CUDA graphs: {checkpoints.first_line(error)}", stacklevel=2)
+        warnings.warn(f"training takes longer, without CUDA graphs: {first_line(error)}", stacklevel=2)
         return model
 
 
@@ -356,9 +354,7 @@ def load_state(model: nn.Module, state: Record, path: Path) -> None:
     try:
         model.load_state_dict(state)
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path} does not contain the state of this network: {checkpoints.first_line(error)}"
-        ) from error
+        raise ValueError(f"{path} does not contain the state of this network: {first_line(error)}") from error
 
 
 def _continue(
@@ -376,9 +372,7 @@ def _continue(
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state["moments"]})
         generator.set_state(state["generator"])
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(
-            f"{path} does not contain the state of this training: {checkpoints.first_line(error)}"
-        ) from error
+        raise ValueError(f"{path} does not contain the state of this training: {first_line(error)}") from error
 
 
 def _stored_state(path: Path, name: str, epochs: int) -> Record | None:

@@ -7,6 +7,7 @@ used. Tensors are matched by name and shape; the result says what matched and wh
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from .files import check_file
 
 # How many names of a kind are shown, and how long.
 SHOWN, NAME_LENGTH = 5, 80
+_names = functools.partial(listed, most=SHOWN, length=NAME_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,3 @@ def _prefix(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 
 def _what(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    return listed(names, SHOWN, NAME_LENGTH)

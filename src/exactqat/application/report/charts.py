@@ -34,8 +34,8 @@ METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
 # The most characters of a name in a picture, which has to fit the longest; the most points with values on hover.
 DRAWN_LENGTH, MOST_TIPS = 20, 400
-# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown smaller than that.
-WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
+# Inches of 72 units; a phone's page is some 340 units wide. How small and large they are shown is in `style.css`.
+WIDTH, HEIGHT = 4.6, 3.1
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "exactqat", "font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10,
     "text.color": INK, "axes.edgecolor": NOTE, "axes.labelcolor": INK, "xtick.color": NOTE, "ytick.color": NOTE,
@@ -78,16 +78,8 @@ def svg(figure: Figure, caption: str) -> Markup:
     # Other pictures on the page have the same ids; those that are referenced are made from what they name.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
-    width = WIDTH * 72
-    drawn = re.sub(
-        r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
-        lambda match: (
-            f"<svg {match[1]} role='img' aria-label='{escape(caption)}' "
-            f"style='min-width:{width * SMALLEST:.0f}px;max-width:{width * 1.45:.0f}px'>"
-        ),
-        drawn,
-        count=1,
-    )
+    (size,) = re.findall(r'viewBox="[^"]*"', drawn[: drawn.index(">")])
+    drawn = f"<svg {size} role='img' aria-label='{escape(caption)}'" + drawn[drawn.index(">") :]
     for color in DARK:
         drawn = drawn.replace(color, f"var(--c{color[1:]})")  # of the page's styles
     return Markup(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
@@ -267,10 +259,14 @@ def curves(results: Results) -> list[Markup]:
     return pictures
 
 
-def noise_by_layer(outcome: Outcome) -> dict[str, float]:
-    """The signal-to-noise ratio of what each layer stores on the device, in dB, where there are signal and noise."""
-    rows = {row.name: row.device_sqnr for row in outcome.report.operators}
-    return {name: ratio for name, ratio in rows.items() if ratio is not None}
+def noise_by_layer(outcome: Outcome) -> dict[str, tuple[float, float]]:
+    """The signal-to-noise ratio of what each layer stores on the device and in training, in dB, where there are signal
+    and noise."""
+    return {
+        row.name: (row.device_sqnr, np.nan if row.trained_sqnr is None else row.trained_sqnr)
+        for row in outcome.report.operators
+        if row.device_sqnr is not None
+    }
 
 
 def noise(outcomes: Sequence[Outcome]) -> Markup:
@@ -280,13 +276,10 @@ def noise(outcomes: Sequence[Outcome]) -> Markup:
     for number, outcome in enumerate(outcomes):
         color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
         ratios, title = noise_by_layer(outcome), outcome.precision.upper()
-        places, device = [names.index(name) for name in ratios], list(ratios.values())
-        trained = {
-            row.name: np.nan if row.trained_sqnr is None else row.trained_sqnr for row in outcome.report.operators
-        }
+        places, device = [names.index(name) for name in ratios], [ratio for ratio, _ in ratios.values()]
         axes.plot(device, places, color=color, marker="o", markersize=4, label=f"{title}, device")
-        axes.plot([trained[name] for name in ratios], places, "x", color=INK, markersize=5)
-        _tips(axes, device, places, [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in ratios.items()])
+        axes.plot([trained for _, trained in ratios.values()], places, "x", color=INK, markersize=5)
+        _tips(axes, device, places, [f"{title}, {name}: {ratio:.1f} dB" for name, (ratio, _) in ratios.items()])
     axes.plot([], [], "x", color=INK, label="in training")
     axes.set_xlabel("signal to noise in dB")
     # The end of a layer's path distinguishes it from its neighbours.

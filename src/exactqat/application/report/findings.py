@@ -186,8 +186,7 @@ def passing(results: Results) -> list[tuple[bool, str]]:
             passes, asked = max(errors) <= recipe.most, f"at most {recipe.most} of each are allowed"
             reached = "{} false positives and {} false negatives".format(*errors)
         verdict = f"{recipe.title}: {precision.upper()} {'passes' if passes else 'does not pass'}"
-        sentence = f"{verdict}, with {reached} on {results.settings.device}; {asked}."
-        sentences.append((passes, sentence))
+        sentences.append((passes, f"{verdict}, with {reached} on {results.settings.device}; {asked}."))
     return sentences
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import io
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from torch import Tensor
@@ -37,42 +38,15 @@ WRITTEN_LENGTH = 120
 def written(results: Results) -> str:
     """The page."""
     best = results.delivered
-    footprints = [outcome.footprint for outcome in best if outcome.footprint is not None]
     return render(
-        "job.html",
-        title=f"exactqat: {results.dataset.name}",
-        results=results,
-        dataset=results.dataset,
-        settings=results.settings,
-        noun=results.dataset.noun,
-        best=best,
-        profiles=PROFILES,
-        findings=findings,
-        charts=charts,
-        sizes=charts.sizes(results),
-        guess=findings.chance(results.dataset.test),
-        fit=[shortened(text, 4 * WRITTEN_LENGTH) for text in (results.fit.sentences if results.fit else ())],
-        result_table=result_table(results),
-        width_table=width_table(results),
-        devices=_devices(results),
-        weakest=[_weakest(outcome) for outcome in best],
-        class_table=_class_table(results),
-        matrices=_confusions(results, best),
-        mistakes=_mistakes(results),
-        ports=[
-            [port.described(best[0].graph.tensors[port.tensor]) for port in side]
-            for side in (best[0].graph.signature.inputs, best[0].graph.signature.outputs)
-        ],
-        footprint_tables=_footprint_tables(best),
-        not_measured=dict.fromkeys(footprint.why_not for footprint in footprints if footprint.why_not),
+        "job.html", results=results, tables=sys.modules[__name__], findings=findings, charts=charts, profiles=PROFILES,
         # Which operators prevent that files are claimed to run on a device as simulated.
         claims=[
             (PROFILES[device].title, device, dict.fromkeys(kind for o in best for kind in unclaimed(o.graph, device)))
             for device in that_run(".tflite")
         ],
-        layers=[(o.precision.upper(), len(o.graph.operators), _layer_table(o)) for o in best],
         shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
-    )
+    )  # fmt: skip
 
 
 def result_table(results: Results) -> Table:
@@ -82,9 +56,8 @@ def result_table(results: Results) -> Table:
     )  # fmt: skip
     tests, noun, device = len(results.dataset.test), results.dataset.noun, results.settings.device
     table = Table(f"{results.dataset.name}: every network on {tests:,} test {noun}s, on {device}", header, 2)
-    share = results.float_test_accuracy
-    accuracy = Cell(f"{share:.1%}", f"in PyTorch {share:.2%}")
-    table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, *[Cell("–")] * 3)
+    accuracy = Cell(f"{results.float_test_accuracy:.1%}", f"in PyTorch {results.float_test_accuracy:.2%}")
+    table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, None, None, None)
     for outcome in results.outcomes:
         report, pair = outcome.report, findings.beside_float(results, outcome)
         delivered = outcome is results.chosen(outcome.precision)
@@ -104,18 +77,17 @@ def result_table(results: Results) -> Table:
 def width_table(results: Results) -> Table:
     header = ("network", "in PyTorch", "on the device", "packed bytes", "file bytes", "compressed")
     table = Table("The delivered networks: accuracy, and bytes on the device", header, 1)
-    packed = f"{results.float_bytes:,}"
-    table.add("float32", f"{results.float_test_accuracy:.1%}", "–", packed, "–", "–")
+    table.add("float32", results.float_test_accuracy, None, results.float_bytes, None, None)
     for outcome in results.delivered:
-        accuracies = (f"{accuracy:.1%}" for accuracy in (outcome.test_accuracy, outcome.device_accuracy))
+        accuracies = outcome.test_accuracy, outcome.device_accuracy
         sizes = findings.packed_bytes(outcome), outcome.file_bytes, outcome.compressed_bytes
-        table.add(outcome.precision.upper(), *accuracies, *(f"{size:,}" for size in sizes))
+        table.add(outcome.precision.upper(), *accuracies, *sizes)
     return table
 
 
-def _devices(results: Results) -> list[Record]:
+def devices(results: Results) -> Iterator[tuple[str, Table]]:
     """What every device computes for the delivered networks, compared with training; the job's own device first."""
-    shown, own = [], results.settings.device
+    own = results.settings.device
     names = dict.fromkeys(name for outcome in results.delivered for name in outcome.elsewhere)
     for device in sorted(names, key=lambda name: name != own):
         header = ("network", "computes", "integers that differ from training", "logits that differ", "answers changed")
@@ -123,24 +95,22 @@ def _devices(results: Results) -> list[Record]:
         for outcome in results.delivered:
             beside, network = outcome.elsewhere.get(device), outcome.precision.upper()
             if isinstance(beside, str):
-                table.add(network, f"not simulated: {beside}", "–", "–", "–")
+                table.add(network, f"not simulated: {beside}", None, None, None)
             elif beside is not None:
                 tests, report = len(beside.labels), beside.report
-                logits = report.outputs_beside_training
                 table.add(
                     network,
                     Cell(beside.in_words(), tone="bad" if report.training_differing else "good"),
                     differing(report.training_differing, report.training_values),
-                    differing(*logits),
+                    differing(*report.outputs_beside_training),
                     Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
                 )
         named = f"{device} ({PROFILES[device].title})"
         table.caption = f"{named}: the delivered networks on the first {tests:,} test {results.dataset.noun}s"
-        shown.append({"name": device, "own": device == own, "table": table})
-    return shown
+        yield device, table
 
 
-def _footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
+def footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
     """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
     footprints = {outcome.precision.upper(): outcome.footprint for outcome in outcomes if outcome.footprint is not None}
     kinds = list(dict.fromkeys(kind for footprint in footprints.values() for kind in footprint.parts))
@@ -148,15 +118,13 @@ def _footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
     needs = Table("What the delivered networks need on a microcontroller", header, 2, "wrap")
     parts = Table("What the bytes of the files are", ("network", "file", *kinds), 1)
     for name, footprint in footprints.items():
-        arena = "–" if footprint.arena_bytes is None else f"{footprint.arena_bytes:,}"
         operators = ", ".join(f"{count} {kind}" for kind, count in sorted(footprint.operators.items()))
-        flash = f"{footprint.flash_bytes:,}"
-        needs.add(name, operators, flash, arena, f"{footprint.multiply_accumulates:,}")
-        parts.add(name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds))
+        needs.add(name, operators, footprint.flash_bytes, footprint.arena_bytes, footprint.multiply_accumulates)
+        parts.add(name, footprint.flash_bytes, *(footprint.parts.get(kind, 0) for kind in kinds))
     return [needs, parts]
 
 
-def _layer_table(outcome: Outcome) -> Table:
+def layer_table(outcome: Outcome) -> Table:
     header = (
         "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
         "multiply-adds", "dB trained / device",
@@ -187,15 +155,14 @@ def _layer_table(outcome: Outcome) -> Table:
             " / ".join("–" if ratio is None else f"{ratio:.1f}" for ratio in ratios),
         )
     whole = outcome.report.outputs[0]
-    equal = differing(whole.differing, whole.values)
-    table.add("whole network", "", equal, "", "", "", f"{work:,}", "", marked=True)
+    table.add("whole network", "", differing(whole.differing, whole.values), "", "", "", work, "", marked=True)
     return table
 
 
-def _weakest(outcome: Outcome) -> tuple[str, str, str]:
+def weakest(outcome: Outcome) -> tuple[str, str, str]:
     """The network, the layer in which the signal-to-noise ratio falls most from its operands to its result (empty:
     nothing has noise), and by how much."""
-    rows = charts.noise_by_layer(outcome)
+    rows = {name: ratio for name, (ratio, _) in charts.noise_by_layer(outcome).items()}
     # Ratios of all tensors; an operator that merely moves codes passes on its operand's.
     ratios, falls = dict(rows), dict[str, float]()
     for operator in outcome.graph.operators:
@@ -212,7 +179,7 @@ def _weakest(outcome: Outcome) -> tuple[str, str, str]:
     return outcome.precision.upper(), worst, f"{falls[worst]:.1f} dB to {ratios[worst]:.1f} dB{logits}"
 
 
-def _class_table(results: Results) -> Table:
+def class_table(results: Results) -> Table:
     """The share of each class's images classified correctly, for each network."""
     classes, noun, more = findings.per_class(results), results.dataset.noun, ""
     networks = ["float", *results.settings.precisions]
@@ -222,12 +189,11 @@ def _class_table(results: Results) -> Table:
     header = [f"the {noun} shows", f"test {noun}s", "float32", *(f"{name.upper()}, device" for name in networks[1:])]
     table = Table(f"Accuracy by class{more}", header, 1)
     for row in classes[:LISTED_CLASSES]:
-        shares = ("–" if row[network] is None else f"{row[network]:.1%}" for network in networks)
-        table.add(shortened(row["class"], WRITTEN_LENGTH), f"{row['images']:,}", *shares)
+        table.add(shortened(row["class"], WRITTEN_LENGTH), row["images"], *(row[network] for network in networks))
     return table
 
 
-def _mistakes(results: Results) -> Record:
+def mistakes(results: Results) -> Record:
     """The misclassified test images, and what each network answered."""
     mistakes, part = findings.mistakes(results), results.dataset.test
     shown = []
@@ -265,7 +231,7 @@ def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, b
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", side < IMAGE_SIDE
 
 
-def _confusions(results: Results, outcomes: Iterable[Outcome]) -> Record:
+def confusions(results: Results, outcomes: Iterable[Outcome]) -> Record:
     """For each network how often each class got each answer; beyond MATRIX_CLASSES the most frequent mistakes."""
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
     if len(names) > MATRIX_CLASSES:
@@ -274,7 +240,7 @@ def _confusions(results: Results, outcomes: Iterable[Outcome]) -> Record:
         caption = "The most frequent mistakes of the delivered networks together, on the device"
         table = Table(caption, ("true class", "the network's answer", "times"), 2)
         for pair, count in mistakes.most_common(15):
-            table.add(*(shortened(names[code], WRITTEN_LENGTH) for code in pair), f"{count}")
+            table.add(*(shortened(names[code], WRITTEN_LENGTH) for code in pair), count)
         return {"table": table, "networks": []}
     answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
     matrices = []

@@ -83,7 +83,7 @@ def _network(results: Results, outcome: Outcome) -> Record:
         "compressed_file_bytes": outcome.compressed_bytes,
         "values_compared": report.values,
         "values_differing": report.differing,
-        "predictions_values": sum(row.values for row in report.predictions),
+        "predictions_values": report.predictions_values,
         **{name: getattr(report, name) for name in ("predictions_differing", "training_values", "training_differing")},
         "training_logits": logits,
         "training_logits_differing": logits_differing,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...kit.display import printable
+from ...kit.display import printable, shortened
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,8 +74,15 @@ class Table:
     kind: str = ""
     rows: list[tuple[bool, list[Cell]]] = field(default_factory=list)
 
-    def add(self, *cells: str | Cell, marked: bool = False) -> None:
-        self.rows.append((marked, [Cell(cell) if isinstance(cell, str) else cell for cell in cells]))
+    def add(self, *cells: str | float | Cell | None, marked: bool = False) -> None:
+        """A row: of texts, counts, shares (as percentages), and None for what there is not."""
+        self.rows.append((marked, [cell if isinstance(cell, Cell) else Cell(_written(cell)) for cell in cells]))
+
+
+def _written(value: str | float | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
 
 
 def differing(count: int | None, values: int | None) -> Cell:
@@ -100,7 +107,7 @@ def _environment() -> Environment:
         # Not what is HTML already.
         finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
-    environment.filters |= {"percent": lambda share: f"{share:.1%}", "count": lambda number: f"{number:,}"}
+    environment.filters |= {"percent": "{:.1%}".format, "count": "{:,}".format, "shortened": shortened}
     environment.globals |= {"palette": DARK, "TICK": TICK, "CROSS": CROSS}
     return environment
 

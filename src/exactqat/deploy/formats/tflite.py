@@ -75,12 +75,15 @@ def write_tflite(
     return write_whole(Path(path), tflite_bytes(graph, description, packed, inputs, outputs))
 
 
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file completely or not at all, and returns its path."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+def write_whole(path: Path, content: bytes, prefix: str = "") -> Path:
+    """Writes a file completely or not at all, even if power fails, and returns its path. prefix: of the name of what is
+    left if the process is killed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix or path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         # mkstemp makes private files; a model is as readable as any file the user creates.
         umask = os.umask(0)
         os.umask(umask)
