@@ -101,8 +101,8 @@ def gate(
     for network in networks_of(path, data, model, "test", precision):
         asked = Gate(
             network.examples(), judge, devices=device or None,
-            minimum=min_accuracy if min_score is None else min_score, maximum=max_score, max_differ=max_differ, max_flips=max_flips,
-            beside=beside, higher_is_better=max_score is None or min_score is not None,
+            minimum=min_accuracy if min_score is None else min_score, maximum=max_score, max_differ=max_differ,
+            max_flips=max_flips, beside=beside, higher_is_better=max_score is None or min_score is not None,
         )  # fmt: skip
         verdict = asked.verdict(network.graph)
         failures, compared = list(verdict.failures), dict[str, int]()
