@@ -139,7 +139,7 @@ _WORDS = (
     "a an the my your our this that some every old new small large red blue green cold warm young man woman child "
     "dog cat bird house car train river city garden book letter song story winter summer morning evening went "
     "came stood looked worked waited slept played opened closed found lost made gave took read wrote in on under "
-    "over near behind before after with without and but because while quickly slowly again today "
+    "over near above before after with without and but because while quickly slowly again today "
 )
 
 

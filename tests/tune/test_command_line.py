@@ -243,7 +243,9 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
     assert exactqat("gate", out, "--min-accuracy", 1)[0] == 1
     assert exactqat("gate", out, "--min-accuracy", 0.1, "--precision", "w8a8")[0] == 2
     path = tmp_path / "searched.tflite"
-    status, said = exactqat("tune", out, "--examples", 64, "--search", path, "--budget", 12)
+    status, said = exactqat(
+        "tune", out, "--examples", 64, "--search", path, "--budget", 12, "--methods", "ranges,rounding"
+    )
     assert status == 0 and "held out" in said and path.exists(), said
     rules = tmp_path / "rules.txt"
     status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--max-drop", "5%", "--flash", "1M")

@@ -132,6 +132,41 @@ def test_the_model_takes_over_what_was_found() -> None:
         search.apply(prepared)
 
 
+def test_methods_have_names() -> None:
+    prepared, said = calibrated(unequal(), weight_bits=4), []
+    search = tune.search(
+        prepared, DATA, budget=8, methods=["rounding", "batch_norm"], progress=lambda *now: said.append(now)
+    )
+    # In the search's order, and both within a small budget.
+    assert [trial.name for trial in search.trials] == ["as calibrated", "batch norms", "rounding of weights"]
+    assert all(0 <= done <= total and left >= 0 for done, total, left in said)
+    done, total, left = said[-1]
+    assert done == total and left == 0
+    (only,) = tune.search(prepared, DATA, budget=8, methods="bias").trials[1:]
+    assert only.name == "biases"
+    # With room for nothing else, weights are rounded before ranges are tried one by one.
+    names = [trial.name for trial in tune.search(prepared, DATA, budget=9).trials]
+    assert names[-3:] == ["batch norms", "rounding of weights", "biases"]
+
+
+def test_a_layer_is_lowered_as_in_the_whole_network() -> None:
+    for rule in ({"weight_bits": 4}, {"per_channel": False, "fold_batch_norm": True}):
+        candidate = Candidate.of(calibrated(trained(), **rule)).settled()
+        for operator, places in Observer(candidate, Data(DATA, True)).layers(candidate):
+            changed = candidate.with_layer(operator, places, {places.weight: candidate.tensors[places.weight] * 1.1})
+            same_graph(changed.graph(), replace(changed).graph())
+
+
+def test_what_is_kept_of_a_network_is_what_later_layers_read() -> None:
+    candidate = Candidate.of(calibrated(trained())).settled()
+    graph, observer = candidate.graph(), Observer(candidate, Data(DATA, True))
+    codes = deploy.input_codes(graph, DATA[0])
+    everything = deploy.simulate(graph, codes, candidate.device, tensors=[*graph.inputs, *graph.results()])
+    for operator, _ in observer.layers(candidate):
+        _, device = observer._operands(operator, graph)
+        assert np.array_equal(np.concatenate(device), everything[operator.inputs[0]])
+
+
 def same_graph(first: deploy.Graph, second: deploy.Graph) -> None:
     assert list(first.tensors) == list(second.tensors)
     for one, other in zip(first.tensors.values(), second.tensors.values(), strict=True):
@@ -155,6 +190,8 @@ def test_bad_settings_are_refused() -> None:
         ({"device": "toaster"}, "device must be one of .*, got 'toaster'"),
         ({"held_out": "half"}, "held_out must be between 0 and 1, got 'half'"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"methods": ["batch_norms"]}, "methods must be some of ranges, equalization, .*, got 'batch_norms'"),
+        ({"methods": []}, r"methods must be some of ranges, .*, got \[\]"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             tune.search(prepared, DATA, **settings)
@@ -430,7 +467,8 @@ def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     trial = next(trial for trial in search.trials if trial.name == "smoothing")
     assert trial.kept and "2 layers" in trial.what and "smoothing" in search.text()
     names = [trial.name for trial in search.trials]
-    assert names.index("ranges of each layer") < names.index("smoothing") < names.index("rounding of weights")
+    assert names.index("ranges") < names.index("smoothing") < names.index("rounding of weights")
+    assert names.index("rounding of weights") < names.index("ranges of each layer")
     before = next(trial for trial in reversed(search.trials[: names.index("smoothing")]) if trial.kept)
     assert trial.held_out.decibels > before.held_out.decibels + 6
     search.apply(prepared)

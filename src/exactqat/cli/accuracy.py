@@ -152,6 +152,7 @@ def tune(
     picture: Annotated[Path | None, metavar("FILE")] = None,
     search: Annotated[Path | None, metavar("FILE")] = None,
     budget: Annotated[int, typer.Option(min=1)] = 300,
+    methods: Annotated[str | None, metavar("NAMES")] = None,
     plan: Annotated[Path | None, metavar("FILE")] = None,
     max_drop: Annotated[str | None, metavar("DROP")] = None,
     flash: Annotated[str | None, metavar("BYTES")] = None,
@@ -175,6 +176,7 @@ def tune(
         search: Search for ranges, biases and roundings with which the network is more accurate, without training, and
             write it to this .tflite file.
         budget: The most evaluations of a search.
+        methods: What a search tries, such as batch_norm,rounding,bias; by default all.
         plan: Find the bits of each layer with which the network keeps to the budgets below, and write them to this text
             file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep to the budgets
             too, they go beside it, as rules-even.txt beside rules.txt: train both.
@@ -237,7 +239,8 @@ def tune(
             show(result, result.text(min(columns(), 100)))
             written += [] if picture is None else [result.picture(picture)]
         if search is not None and plan is None and judge is not None:
-            better = tuning.search(network.model, judges, judge, budget=budget, seed=seed, **options)
+            named: dict[str, Any] = {} if methods is None else {"methods": methods.split(",")}
+            better = tuning.search(network.model, judges, judge, budget=budget, seed=seed, **named, **options)
             show(better, f"\n{better.text()}")
             write_tflite(better.graph, search)
             written.append(search)

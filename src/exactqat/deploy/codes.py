@@ -6,7 +6,8 @@ What a user's array means is said here, once, for everything that takes data:
 - Real numbers are quantized; so are integers of other types than below, as the numbers that they are.
 - Integers of the input's own type (int8 or int16) are codes, in the graph's order of axes or in the user's.
 - Images of unsigned integers are divided by 255 (uint8) or 65535 (uint16), as `exactqat train` does, unless the input's
-  range reaches that far itself.
+  range reaches that far itself. Where an int8 input's range reaches below 0, as of (pixel - 127) / 128, pixels of uint8
+  are its codes, 128 above them.
 - Images may lie channels first or last, and gray ones without their channel: the shape decides, the user's own first.
 - Values far beyond an input's range are not what the network was trained with, and cause one warning.
 """
@@ -83,7 +84,7 @@ class Intake:
 
     def _numbers(self, port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
         """Real numbers in the user's axes: those of unsigned images between 0 and 1, unless the input's range holds all
-        of them."""
+        of them or reaches below 0."""
         real = in_users_axes(port, tensor, array)
         if tensor.dtype in ("int32", RAW) and not np.issubdtype(array.dtype, np.integer):
             raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
@@ -92,7 +93,10 @@ class Intake:
         ends = dequantize(np.asarray(port.limits or CODE_RANGES[tensor.dtype]), tensor.quantization)
         lowest, highest = map(float, ends)
         largest = LARGEST_PIXEL.get(array.dtype.name)
-        if largest is not None and highest < largest - 1:
+        if array.dtype == np.uint8 and tensor.dtype == "int8" and lowest < 0:
+            # No pixel is negative, so these are not the network's numbers: its codes are the pixels.
+            real = dequantize((real.astype(np.int16) + CODE_RANGES["int8"][0]).astype(np.int8), tensor.quantization)
+        elif largest is not None and highest < largest - 1:
             real = real.astype(np.float32) / np.float32(largest)
         if self._warns and real.size:
             width = highest - lowest

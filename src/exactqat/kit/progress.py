@@ -45,12 +45,14 @@ class Clock:
 
         return at
 
-    def did(self, work: float) -> None:
-        """So much more is done."""
+    def did(self, work: float, left: float | None = None) -> None:
+        """So much more is done. left: how much is still to do, as far as that is known by now."""
         self._done += work
+        if left is not None:
+            self._total = max(self._done + left, 1e-12)
         if self._tell is not None:
             spent = time.monotonic() - self._began
-            self._tell(self._done, self._total, spent / self._done * max(self._total - self._done, 0))
+            self._tell(self._done, self._total, spent / max(self._done, 1e-12) * max(self._total - self._done, 0))
 
     def _line(self, done: float, total: float, left: float) -> None:
         now, finished = time.monotonic(), done >= total * (1 - 1e-9)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import keras as keras
     from . import tfmot as tfmot
     from . import torch as torch
+    from .adjusting import correct_biases, equalize, reestimate, round_weights
     from .capture.proof import HalfPrecisionWarning, NotComparedWarning
     from .dry_run import Explanation, explain
     from .surface import calibrate, freeze, prepare
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
+    ".adjusting": ("correct_biases", "equalize", "reestimate", "round_weights"),
     ".dry_run": ("Explanation", "explain"),
     ".train.torch.graphed": ("GraphedModel", "graphed"),
     ".train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
@@ -77,13 +79,17 @@ __all__ = [
     "UnusedRuleWarning",
     "WeightsMovedWarning",
     "calibrate",
+    "correct_biases",
     "distillation_loss",
+    "equalize",
     "explain",
     "freeze",
     "graphed",
     "load_rules",
     "parameter_groups",
     "prepare",
+    "reestimate",
+    "round_weights",
     "save_rules",
 ]
 

@@ -29,11 +29,11 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
     Args:
         with_scale: re-estimate batch norms: deviations too. Otherwise biases alone.
     """
-    count = 0
+    candidate, count = candidate.settled(), 0
     for operator, places in observer.layers(candidate):
         changed = corrected_layer(candidate, observer, operator, places, with_scale)
         candidate, count = changed, count + (changed is not candidate)
-    return candidate, count
+    return replace(candidate), count
 
 
 def corrected_layer(
@@ -44,18 +44,17 @@ def corrected_layer(
     assert weights is not None
     norm = weights.batch_norm
     bias = norm.bias if norm is not None else weights.bias
-    if operator.inputs[0] not in observer.values or bias is None or not candidate.may_change(bias):
+    if bias is None or not candidate.may_change(bias):
         return candidate
     if with_scale and (norm is None or norm.weight is None):
         return candidate
-    fine, device = (sums[:, np.argsort(places.channels)] for sums in observer.sums(operator, candidate.graph()))
-    tensors = dict(candidate.tensors)
+    order, (fine, device) = np.argsort(places.channels), observer.sums(operator, candidate.graph())
+    fine_mean, device_mean = (sums.mean(0, np.float64)[order] for sums in (fine, device))
     if not with_scale:
-        held = np.asarray(tensors[bias], np.float64)
-        tensors[bias] = (held - (device.mean(0) - fine.mean(0))).astype(np.float32)
-        return replace(candidate, tensors=tensors)
+        moved = np.asarray(candidate.tensors[bias], np.float64) - (device_mean - fine_mean)
+        return candidate.with_layer(operator, places, {bias: moved.astype(np.float32)})
     assert norm is not None and norm.weight is not None
-    fine_deviation, deviation = fine.std(0), device.std(0)
+    fine_deviation, deviation = (sums.std(0, np.float64)[order] for sums in (fine, device))
     ratio = np.ones_like(deviation)
     usable = (deviation > 0) & (fine_deviation > 0)
     ratio[usable] = np.clip(fine_deviation[usable] / deviation[usable], 1 / LARGEST_SCALE, LARGEST_SCALE)
@@ -63,7 +62,8 @@ def corrected_layer(
     factor, offset = (np.asarray(array, np.float64) for array in run.factor_and_offset(norm))
     mean = np.asarray(run.constant(norm.mean), np.float64)
     own = np.zeros_like(offset) if not weights.bias else np.asarray(run.constant(weights.bias), np.float64)
-    wanted = (own * factor + offset - device.mean(0)) * ratio + fine.mean(0)
-    tensors[bias] = (wanted - (own - mean) * factor * ratio).astype(np.float32)
-    tensors[norm.weight] = (np.asarray(tensors[norm.weight], np.float64) * ratio).astype(np.float32)
-    return replace(candidate, tensors=tensors)
+    wanted = (own * factor + offset - device_mean) * ratio + fine_mean
+    changes = {bias: wanted - (own - mean) * factor * ratio}
+    changes[norm.weight] = np.asarray(candidate.tensors[norm.weight], np.float64) * ratio
+    changes = {name: values.astype(np.float32) for name, values in changes.items()}
+    return candidate.with_layer(operator, places, changes)

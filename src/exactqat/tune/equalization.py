@@ -109,21 +109,20 @@ def equalized(
     """
     tensors, factors = dict(candidate.tensors), {}
     for group in chosen:
-        first, values = group.first, observer.values.get(group.first.path)
+        first = group.first
         assert first.weights is not None
         weight, _ = real_weights(candidate.run(), first)
         channels = weight.shape[first.weights.channel_axis]
         # The weights that read it, and their axis of its channels.
         readers = [step.weights.weight for step in group.readers if step.weights is not None]
         axes = [_axis_of_inputs(step, tensors, channels) for step in group.readers]
-        if values is None or values.shape[-1] != channels or None in axes:
+        if first.path not in observer.values or None in axes or (reach := observer.reach(first.path)).size != channels:
             continue
         following = {
             name: (np.asarray(tensors[name], np.float32), axis)
             for name, axis in zip(readers, axes, strict=True)
             if axis is not None
         }
-        reach = np.abs(values.reshape(-1, channels)).max(0)
         needs = np.max(
             [np.abs(np.moveaxis(array, axis, -1)).reshape(-1, channels).max(0) for array, axis in following.values()], 0
         )

@@ -15,13 +15,14 @@ import numpy as np
 
 from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
-from ..deploy.simulate import simulate
+from ..deploy.simulate import compile as compiled
 from ..kit.planning.callers import users_line
 from .metrics import Data, Mark, Metric, score
 from .network import Candidate
-from .variants import fine_outputs
+from .precisions import Precisions
+from .variants import Variants
 
-BATCH = 64
+BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Task:
 
     def mark(self, graph: Graph) -> Mark:
         """How good a network is."""
-        codes = simulate(graph, codes_of(graph, self.data.inputs), self.device, batch_size=BATCH, progress=False)
+        # Not `simulate`, which keeps the memory that a graph is computed in as long as the graph.
+        codes = compiled(graph, self.device).run(codes_of(graph, self.data.inputs), batch_size=BATCH)
         return Mark.of(output_values(graph, codes), self.data, self.metric, self.reference)
 
     def marks(self, graphs: Sequence[Graph]) -> list[Mark]:
@@ -56,7 +58,7 @@ class Evaluations:
 
     def __init__(self, base: Candidate, data: Data, metric: Metric, executor: Executor | None) -> None:
         """base: the network whose variants are evaluated."""
-        self._task = Task(base.device, data, metric, fine_outputs(base, data))
+        self._task = Task(base.device, data, metric, Variants(Precisions(base), data).fine_outputs)
         self._executor = executor
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deploy.graph import Graph
+from ..deploy.graph import Graph, Operator
 from ..deploy.lower import Lowering
 from ..kit.device import DEFAULT_PROFILE
 from ..kit.planning.fitting import RangesMovedWarning
@@ -21,7 +21,7 @@ from ..qat.train.core import primitives_numpy
 from ..qat.train.core.arrays import Arrays
 from ..qat.train.core.engine import Functional
 from ..qat.train.core.freezing import settled
-from ..qat.train.core.integers import all_numbers
+from ..qat.train.core.integers import all_numbers, nudged_grids, numbers_of
 from ..qat.train.core.state import State, in_numpy
 from ..qat.train.core.trained import TrainedNetwork
 from ..qat.train.core.weights import per_channel
@@ -180,6 +180,24 @@ class Candidate:
     def _graph(self) -> Graph:
         return replace(Lowering(self.plan, self.numbers()).run(), trained_for=self.device)
 
+    def with_layer(self, operator: Operator, places: Places, tensors: Mapping[str, np.ndarray]) -> Candidate:
+        """The candidate with other tensors of one layer, and a graph in which only that layer's weights differ: all
+        ranges stay where they are. Any further `replace` lowers the whole network again."""
+        changed = replace(self, tensors={**self.tensors, **tensors})
+        run, graph = changed.run(), self.graph()
+        layer = numbers_of(run, [places.step], nudged_grids(run)).weights[places.step.path]
+        input, filter, bias = (graph.tensors[name] for name in operator.inputs)
+        scale = layer.scale[places.channels] if layer.scale.size > 1 else layer.scale
+        grids = (scale, scale * input.quantization.scale)
+        codes = (places.of(layer.codes), layer.bias[places.channels])
+        renewed = {
+            old.name: replace(old, quantization=replace(old.quantization, scale=grid), data=data.astype(old.dtype))
+            for old, grid, data in zip((filter, bias), grids, codes, strict=True)
+        }
+        # Where `cached_property` looks.
+        changed.__dict__["_graph"] = replace(graph, tensors={**graph.tensors, **renewed})
+        return changed
+
     def places(self) -> dict[str, Places]:
         """Where the weights of the graph's operators are in the plan, by the name of their filter.
 
@@ -255,6 +273,20 @@ class Candidate:
             users[at] = (value / np.float32(origin.factor) if origin.exact else _ratio(value, before)).reshape(-1)
             changes[origin.name] = (users if origin.exact else was.reshape(-1) * users).reshape(was.shape)
         return changes
+
+    def given_to(self, network: Any) -> Any:
+        """The model with the candidate's weights, biases and ranges, changed in place; for JAX its new parameters and
+        state. network: the model that the candidate comes of.
+
+        Raises:
+            ValueError: the model is frozen, or they cannot be expressed in its own parameters.
+        """
+        tensors, ranges = self.changed_from(Candidate.of(network)), self.settled().ranges
+        if isinstance(network, tuple):
+            prepared, params, state = network
+            return prepared.take_over(params, state, tensors, dict(ranges))
+        network.take_over(tensors, dict(ranges))
+        return network
 
     def may_change(self, name: str) -> bool:
         """Whether a tensor is one of the user's, or one of them with its elements moved or times a power of two."""

@@ -23,6 +23,8 @@ SWEEPS = 8
 DAMPING = 0.01
 # How much of what earlier layers changed a layer's weights make up for.
 MADE_UP = 0.5
+# Codes that are moved before the others' slopes follow.
+TOGETHER = 64
 # Shares of a weight's range that are tried where it has fewer than 8 bits.
 CLIPPED = 1 - np.arange(13, dtype=np.float32) / 24
 
@@ -30,7 +32,7 @@ CLIPPED = 1 - np.arange(13, dtype=np.float32) / 24
 def rounded(candidate: Candidate, observer: Observer) -> list[tuple[str, Candidate]]:
     """The candidate with all layers' weights rounded, one layer after the other."""
     users = Counter(step.weights.weight for step in candidate.plan.steps if step.weights is not None)
-    count = 0
+    candidate, count = candidate.settled(), 0
     for operator, places in observer.layers(candidate):
         weights = places.step.weights
         assert weights is not None
@@ -38,10 +40,10 @@ def rounded(candidate: Candidate, observer: Observer) -> list[tuple[str, Candida
         if folds(weights) or learned or users[weights.weight] > 1 or not candidate.may_change(weights.weight):
             continue
         rows = rows_of(operator, observer.precisions.graph)
-        if rows is not None and rows.shape[2] <= MOST_INPUTS and operator.inputs[0] in observer.values:
+        if rows is not None and rows.shape[2] <= MOST_INPUTS:
             candidate = with_learned_rounding(observer, operator, places, rows, candidate)
             candidate, count = corrected_layer(candidate, observer, operator, places, False), count + 1
-    return [(f"of {count} layers", candidate)] if count else []
+    return [(f"of {count} layers", replace(candidate))] if count else []
 
 
 def with_learned_rounding(
@@ -59,13 +61,13 @@ def with_learned_rounding(
     positions = places.weights.reshape(-1)[rows]
 
     def placed(values: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(values, weight.shape).reshape(-1)[positions].astype(np.float64)
+        return np.broadcast_to(values, weight.shape).reshape(-1)[positions].astype(np.float32)
 
     fine, device = observer.operands(operator, candidate.graph(), rows)
     # What a constant adds is the bias's.
-    fine, device = (met - met.mean(1, keepdims=True, dtype=np.float64) for met in (fine, device))
-    moments = device.transpose(0, 2, 1) @ device / max(device.shape[1], 1)
-    mixed = fine.transpose(0, 2, 1) @ device / max(device.shape[1], 1)
+    for met in (fine, device):
+        met -= met.mean(1, keepdims=True)
+    moments, mixed = (met.transpose(0, 2, 1) @ device / max(device.shape[1], 1) for met in (device, fine))
     scale = placed(per_channel(primitives_numpy, np.where(raw_scale > 0, raw_scale, 1), weight.ndim, axis))
     real, target = placed(weight), placed(wanted)
     codes = placed(weight_codes(quantized, raw_scale, axis))
@@ -78,7 +80,7 @@ def with_learned_rounding(
     values = np.where(new == np.rint(inside / scale), inside, new * scale)
     result = weight.copy().reshape(-1)
     result[positions] = values.astype(np.float32)
-    return replace(candidate, tensors={**candidate.tensors, weights.weight: result.reshape(weight.shape)})
+    return candidate.with_layer(operator, places, {weights.weight: result.reshape(weight.shape)})
 
 
 def _clipped(real: np.ndarray, scale: np.ndarray, highest: int, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -108,24 +110,25 @@ def _learned(
         highest: the largest code.
         fixed: codes that stay.
     """
-    result = codes.copy()
-    for group, second in enumerate(moments):
-        damping = np.eye(len(second)) * (DAMPING * np.trace(second) / len(second) + 1e-12)
-        here, wanted, still = result[group], target[group], fixed[group]
-        # Half the gradient of the error by the codes.
-        slope = (here - wanted) @ (second + damping) + MADE_UP * (wanted @ (second - mixed[group]))
-        second = second + damping
-        diagonal = np.diag(second)
-        for _ in range(SWEEPS):
-            moved = 0
-            for place in range(here.shape[1]):
-                new = np.clip(np.rint(here[:, place] - slope[:, place] / diagonal[place]), -highest, highest)
-                step = np.where(still[:, place], 0, new - here[:, place])
-                rows = np.flatnonzero(step)
-                if rows.size:
-                    here[rows, place] += step[rows]
-                    slope[rows] += step[rows, None] * second[place]
-                    moved += rows.size
-            if not moved:
-                break
-    return result
+    codes = codes.copy()
+    size = moments.shape[1]
+    damping = DAMPING * np.trace(moments, axis1=1, axis2=2)[:, None, None] / size + np.float32(1e-12)
+    second = moments + damping * np.eye(size, dtype=np.float32)
+    # Half the gradient of the error by the codes.
+    slope = (codes - target) @ second + MADE_UP * (target @ (moments - mixed))
+    diagonal = np.diagonal(second, axis1=1, axis2=2)[:, None]
+    for _ in range(SWEEPS):
+        before = codes.copy()
+        for start in range(0, size, TOGETHER):
+            block = slice(start, start + TOGETHER)
+            here, near, known = codes[..., block], slope[..., block].copy(), codes[..., block].copy()
+            for place in range(here.shape[2]):
+                at = start + place
+                new = np.clip(np.rint(here[..., place] - near[..., place] / diagonal[..., at]), -highest, highest)
+                step = np.where(fixed[..., at], 0, new - here[..., place])
+                here[..., place] += step
+                near += step[..., None] * second[:, None, at, block]
+            slope += (here - known) @ second[:, block]
+        if np.array_equal(codes, before):
+            break
+    return codes

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from ..kit.device import Profile, profile_named
 from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
 from .correction import corrections
-from .equalization import Scaled, equalizations, smoothings
+from .equalization import STRENGTHS, Scaled, equalizations, groups, smoothings
 from .evaluations import Evaluations
 from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate, Ends
@@ -29,6 +30,23 @@ from .variants import Observer
 
 # What a method tries: networks, each with what was done in words, and what is observed of it where that changes.
 Method = Callable[[Candidate, Observer], Sequence[tuple[str, Candidate] | Scaled]]
+# By name, in the order in which they are tried: their title, and what they try. What remains of the budget is for the
+# last one.
+METHODS: dict[str, tuple[str, Method | None]] = {
+    "ranges": ("ranges", ranges_of_all),
+    "equalization": ("equalization", equalizations),
+    "smoothing": ("smoothing", smoothings),
+    "batch_norm": ("batch norms", functools.partial(corrections, with_scale=True)),
+    "rounding": ("rounding of weights", rounded),
+    "bias": ("biases", functools.partial(corrections, with_scale=False)),
+    "layer_ranges": ("ranges of each layer", None),
+}
+# Those that go through the network once, each with how many times as long as it takes to observe it.
+PASSES = {"batch_norm": 1.0, "rounding": 3.0, "bias": 1.0}
+# Likewise, what the proposal takes.
+PROPOSAL = 4.0
+# How many networks the others try at most.
+TRIED = {"ranges": len(WAYS), "equalization": len(WAYS), "smoothing": len(WAYS) * len(STRENGTHS)}
 
 
 @dataclass(frozen=True)
@@ -105,12 +123,7 @@ class Search(Finding):
             ValueError: the model is frozen, or the result cannot be expressed in its own parameters: then `graph` is
                 its only form.
         """
-        tensors, ranges = self.candidate.changed_from(Candidate.of(network)), dict(self.ranges)
-        if isinstance(network, tuple):
-            prepared, params, state = network
-            return prepared.take_over(params, state, tensors, ranges)
-        network.take_over(tensors, ranges)
-        return network
+        return self.candidate.given_to(network)
 
     def as_json(self) -> str:
         """What was tried."""
@@ -153,6 +166,7 @@ def search(
     metric: Metric = accuracy,
     *,
     budget: int = 300,
+    methods: Iterable[str] = tuple(METHODS),
     device: str | Profile | None = None,
     executor: Executor | None = None,
     seed: int = 0,
@@ -162,9 +176,9 @@ def search(
 ) -> Search:
     """Finds the ranges, weights and biases that make a network most accurate on the device, without training.
 
-    In order of cost: ranges of all layers by one method after another (extremes, percentiles, least squares, entropy),
-    ranges layer by layer, cross-layer equalization, smoothing of activations into the normalization before them, batch
-    norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of one another.
+    In order: ranges of all layers by one method after another (extremes, percentiles, least squares, entropy),
+    cross-layer equalization, smoothing of activations into the normalization before them, batch norms re-estimated on
+    the device's integers, weights rounded up or down in view of one another, biases corrected, ranges layer by layer.
     Choices are made on one part of the examples, and a choice is kept only if the other, held-out part agrees: by the
     metric, or, where that differs by no more than its standard error, by the noise of the outputs. If the given network
     is better in the end, that is the result.
@@ -178,7 +192,9 @@ def search(
             changed; see the result's `graph`.
         data: ``(inputs, targets)`` that calibration may look at, or a loader of such pairs; not the test examples.
         metric, higher_is_better: see `sensitivity`.
-        budget: the most evaluations of the network. When it runs out, the costlier methods are skipped.
+        budget: the most evaluations of the network. What the other methods leave of it is for ranges layer by layer.
+        methods: which of ``"ranges"``, ``"equalization"``, ``"smoothing"``, ``"batch_norm"``, ``"rounding"``,
+            ``"bias"`` and ``"layer_ranges"`` are tried, in this order whatever theirs; by default all.
         device: whose integers; by default the one the network was prepared for.
         executor: runs independent evaluations, like any `concurrent.futures.Executor`; the answer is the same. For
             executors in other processes the metric must be picklable.
@@ -197,6 +213,10 @@ def search(
         raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
+    wanted = [methods] if isinstance(methods, str) else list(methods)
+    unknown = [name for name in wanted if name not in METHODS]
+    if unknown or not wanted:
+        raise ValueError(f"methods must be some of {', '.join(METHODS)}, got {unknown[0] if unknown else wanted!r}")
     start = Candidate.of(network, None if device is None else profile_named(device).name)
     examples = Data(data, True).numbers_for(start.graph())
     order = np.random.default_rng(seed).permutation(examples.examples)
@@ -204,10 +224,27 @@ def search(
     if not 0 < judges < examples.examples:
         raise ValueError(f"data has {examples.examples} examples, too few to hold some out")
     parts = examples.only(np.sort(order[judges:])), examples.only(np.sort(order[:judges]))
-    clock = Clock("search", budget, progress)
-    searching = _Searching(start, parts, metric, higher_is_better, budget, executor, clock)
+    clock = Clock("search", 1, progress)
+    searching = _Searching(start, parts, metric, higher_is_better, budget, executor, clock, wanted)
     result, seen = searching.run(), searching.observer.seen()
-    return replace(result, proposal=proposed(start, result.candidate, seen, examples, metric, higher_is_better))
+    proposal = proposed(start, result.candidate, seen, examples, metric, higher_is_better)
+    searching.finish()
+    return replace(result, proposal=proposal)
+
+
+def adjusted(network: object, data: object, method: str) -> object:
+    """The model, or for JAX its parameters and state, with what one of `METHODS` finds first, without judging it.
+
+    Raises: see `qat.reestimate`.
+    """
+    start = Candidate.of(network).settled()
+    examples = Data(data, False).numbers_for(start.graph())
+    title, find = METHODS[method]
+    assert find is not None
+    found = find(start, Observer(start, examples))
+    if not found:
+        raise ValueError(f"the network has no layers for this ({title})")
+    return found[0][1].given_to(network)
 
 
 class _Searching:
@@ -220,26 +257,37 @@ class _Searching:
         budget: int,
         executor: Executor | None,
         clock: Clock,
+        methods: Collection[str],
     ) -> None:
         self.best, self.parts, self.higher = start.settled(), parts, higher_is_better
         self.left, self.clock, self.evaluations = budget, clock, 0
         self.trials: list[Trial] = []
+        kinds = {"smoothing" if group.scales else "equalization" for group in groups(self.best)}
+        self.todo = [name for name in METHODS if name in {*methods} - ({"smoothing", "equalization"} - kinds)]
+        self.layers = sum(step.weights is not None for step in self.best.plan.steps)
+        self.now, self.passed = "", 0
+        self.since = began = time.monotonic()
         self.observer = Observer(start, parts[0])
+        self.observer.passed = self._layer_passed
+        # Seconds of an evaluation, and of a layer in a passage through the network.
+        self.evaluation, self.passage = 0.0, (time.monotonic() - began) / max(self.layers, 1)
         self.evaluators = [Evaluations(start, part, metric, executor) for part in parts]
 
     def run(self) -> Search:
-        start = self.best
+        start, began = self.best, time.monotonic()
         (self.fitted,), (self.judged,) = self._marks([start]), self._marks([start], 1)
         if self.judged.metric is None:
             start.graph()  # says why it does not fit
         self.trials.append(Trial("as calibrated", "", self.fitted, self.judged, True, 1))
-        self._best_of("ranges", ranges_of_all)
-        self._ranges_of_each()
-        self._best_of("equalization", equalizations)
-        self._best_of("smoothing", smoothings)
-        self._best_of("batch norms", functools.partial(corrections, with_scale=True))
-        self._best_of("biases", functools.partial(corrections, with_scale=False))
-        self._best_of("rounding of weights", rounded)
+        self.evaluation = (time.monotonic() - began) / 2
+        while self.todo:
+            self.now, self.passed = self.todo.pop(0), 0
+            title, method = METHODS[self.now]
+            if method is None:
+                self._ranges_of_each(title)
+            else:
+                self._best_of(title, method)
+        self.now, self.left = "", 0
         if self.trials[0].held_out.better_than(self.judged, self.higher):
             self.best = start
             self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
@@ -254,9 +302,12 @@ class _Searching:
             self.evaluations,
         )
 
-    def _best_of(self, name: str, method: Method) -> None:
+    def _best_of(self, title: str, method: Method) -> None:
         """Keeps the best network that a method tries, if it is better."""
-        tried = method(self.best, self.observer)[: self.left - 1] if self.left >= 2 else []
+        # What goes through the network once is worth two evaluations, whatever is tried before it.
+        kept = 0 if self.now in PASSES else 2 * len(PASSES.keys() & set(self.todo))
+        most = self.left - 1 - kept
+        tried = method(self.best, self.observer)[:most] if most > 0 else []
         if tried:
             before = self.evaluations
             marks = self._marks([candidate for _, candidate, *_ in tried])
@@ -265,10 +316,10 @@ class _Searching:
                 if mark.better_than(marks[at], self.higher):
                     at = position
             what, candidate, *observer = tried[at]
-            if self._settle(name, what, candidate, marks[at], self.evaluations - before) and observer:
+            if self._settle(title, what, candidate, marks[at], self.evaluations - before) and observer:
                 (self.observer,) = observer
 
-    def _ranges_of_each(self) -> None:
+    def _ranges_of_each(self, title: str) -> None:
         """Chooses ranges tensor by tensor: each by itself at first, then one after another, the best first.
 
         As many as the budget allows: those whose ranges differ most between the ways.
@@ -300,7 +351,7 @@ class _Searching:
         sign = -1 if self.higher else 1
         order = sorted(better, key=lambda grid: (sign * (better[grid][0].metric or 0.0), -better[grid][0].decibels))
         changes = [functools.partial(_with_range, grid, better[grid][1]) for grid in order]
-        self._one_by_one("ranges of each layer", "tensors", changes, before)
+        self._one_by_one(title, "tensors", changes, before)
 
     def _one_by_one(
         self, name: str, what: str, changes: Iterable[Callable[[Candidate], Candidate]], before: int
@@ -331,8 +382,26 @@ class _Searching:
         marks = [mark or Mark(None, -math.inf) for mark in self.evaluators[part].marks(candidates)]
         self.evaluations += len(candidates)
         self.left -= len(candidates)
-        self.clock.did(len(candidates))
+        self._spent()
         return marks
+
+    def _spent(self) -> None:
+        """Says how long it took until now, and how long it will take."""
+        since, self.since = self.since, time.monotonic()
+        todo = [self.now, *self.todo]
+        tried = sum(TRIED.get(name, 1) + 1 for name in todo if name != "layer_ranges")
+        tried += (len(WAYS) + 1) * len(open_grids(self.best)) if "layer_ranges" in todo else 0
+        passages = PROPOSAL + sum(PASSES.get(name, 0) for name in todo)
+        layers = self.layers * passages - self.passed * PASSES.get(self.now, 0)
+        self.clock.did(self.since - since, self.evaluation * min(self.left, tried) + self.passage * max(layers, 0))
+
+    def finish(self) -> None:
+        """Says that all is done."""
+        self.clock.did(time.monotonic() - self.since, 0)
+
+    def _layer_passed(self) -> None:
+        self.passed += 1
+        self._spent()
 
 
 def _with_range(grid: str, ends: Ends, candidate: Candidate) -> Candidate:

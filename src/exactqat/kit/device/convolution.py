@@ -137,14 +137,15 @@ class Conv2D(Convolution):
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         size = filter.shape[3]
         groups = x.shape[3] // size
-        sums = np.zeros((x.shape[0], *output.shape[1:3], groups, filter.shape[0] // groups))
+        places = (x.shape[0], *output.shape[1:3])
+        sums = np.zeros((math.prod(places), groups, filter.shape[0] // groups), np.result_type(x, filter))
         filter = filter.reshape(groups, -1, *filter.shape[1:])
         met = windows_of(x, filter.shape[2:4], attributes, 0)
         for i, j in np.ndindex(filter.shape[2:4]):
             for group in range(groups):
-                values = met[:, :, :, i, j, group * size : (group + 1) * size]
-                sums[..., group, :] += values @ filter[group, :, i, j].T
-        return sums.reshape(x.shape[0], *output.shape[1:])
+                values = met[:, :, :, i, j, group * size : (group + 1) * size].reshape(-1, size)
+                sums[:, group] += values @ filter[group, :, i, j].T
+        return sums.reshape(*places, filter.shape[0] * filter.shape[1])
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
@@ -214,11 +215,9 @@ class DepthwiseConv2D(Convolution):
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         taps = filter[0].reshape(*filter.shape[1:3], x.shape[3], -1)
-        sums = np.zeros((x.shape[0], *output.shape[1:3], *taps.shape[2:]))
-        met = windows_of(x, filter.shape[1:3], attributes, 0)
-        for i, j in np.ndindex(filter.shape[1:3]):
-            sums += met[:, :, :, i, j, :, None] * taps[i, j]
-        return sums.reshape(x.shape[0], *output.shape[1:])
+        sums = np.empty((x.shape[0], *output.shape[1:3], filter.shape[3]), np.result_type(x, filter))
+        depthwise(x.astype(sums.dtype, copy=False), taps.astype(sums.dtype, copy=False), attributes, sums)
+        return sums
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = super().tflite_options(inputs, output, attributes)

@@ -57,6 +57,8 @@ class Profile:
         reads_long_biases: some kernels take int32 biases beside int16 activations for int64.
         unsigned: of single operators, never of a device: a file holds their codes in uint8, 128 above a graph's. What
             rounds codes, instead of steps from real 0, rounds otherwise then.
+        sums_in_float32: never of a device: of networks in place of the float one, whose int16 results may be a step
+            off.
         most_joined: how many tensors CONCATENATION takes; None: any number.
         rounds_as_onnx: ONNX's operators between DequantizeLinear and QuantizeLinear, as onnxruntime's kernels compute
             them: integers where it has such kernels, else float32; scales in float32, ties to the even code.
@@ -95,6 +97,7 @@ class Profile:
     four_bits_per_channel: bool = True
     reads_long_biases: bool = False
     unsigned: bool = False
+    sums_in_float32: bool = False
     most_joined: int | None = None
     rounds_as_onnx: bool = False
     multiplier_dtype: type[np.floating] = np.float32

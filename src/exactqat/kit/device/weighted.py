@@ -306,9 +306,15 @@ class Weighted(DeviceOperator):
                 yield x[..., cut], one[..., cut]
 
     def wide_integers(self, call: Call) -> np.ndarray:
-        sums = self.wide_sums(
-            call.codes[0].astype(np.float64), call.codes[1].astype(np.float64), call.output, call.attributes
-        )
+        dtype = np.float32 if call.profile.sums_in_float32 else np.float64
+        x, filter = (codes.astype(dtype) for codes in call.codes[:2])
+        sums = self.wide_sums(x, filter, call.output, call.attributes)
+        if call.profile.sums_in_float32:
+            multiplier = real_multiplier(call.inputs, call.output)
+            sums *= multiplier.astype(np.float32)
+            sums += (call.codes[2] * multiplier).astype(np.float32)
+            np.rint(sums, out=sums)
+            return sums.clip(*bounds(call.output, call.attributes, call.profile), out=sums).astype(call.output.dtype)
         # Whole numbers below 2**53, which float64 adds in any order.
         bias, short = call.codes[2], has_short_bias(call.inputs)
         if short and self.reads_long_biases and call.profile.reads_long_biases:
