@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small float networks in ONNX, an operator or two behind a layer each, and what onnxruntime's `quantize_static` makes
+"""Small float networks in ONNX, an operator or two after a layer each, and what onnxruntime's `quantize_static` makes
 of them with each of its options.
 
     for name, options in FILES:

@@ -30,7 +30,7 @@ _LARGEST = 127
 
 @dataclass(frozen=True)
 class ConvertedFilter:
-    """A filter: `values` codes, of which `requantized` lie in channels with a wider scale; the others represent what
+    """A filter: `values` codes; `requantized` of them lie in channels with a wider scale; the others represent what
     they did. sqnr: signal to the noise of that, in dB; None: there is none."""
 
     values: int

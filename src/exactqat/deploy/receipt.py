@@ -29,7 +29,7 @@ from .graph import Graph
 from .random_inputs import random_codes
 from .simulate import COMPARED_ON, check_inputs, simulate, unclaimed
 
-# The version of the files; how many inputs are digested by default; what stands for the file in place of a tensor.
+# The version of the files; how many inputs are digested by default; what means the file in place of a tensor.
 FORMAT, EXAMPLES, FILE = 1, 4, -1
 
 

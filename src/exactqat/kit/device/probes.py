@@ -25,7 +25,7 @@ from .tensor import CODE_RANGES, INDICES, Quantization, per_tensor
 
 # Numbers that a scale next to a tie is chosen from, and results of graphs that split hypotheses or confirm them.
 TRIES, FEW, MANY = 400, 2048, 16384
-# Pairs of codes, of which those are taken whose sums lie nearest to ties.
+# Pairs of codes; those whose sums lie nearest to ties are taken.
 PAIRS = 1 << 16
 
 

@@ -165,7 +165,7 @@ def as_others_write(graph: Graph, stored: Collection[str]) -> Graph:
     """The device's network of a file with averages on the file's own grids, and with real numbers where onnxruntime has
     them, between DEQUANTIZE and QUANTIZE.
 
-    stored: results of which the file holds the codes.
+    stored: results whose codes the file holds.
     """
     tensors, operators, reals, merged = dict(graph.tensors), list[Operator](), dict[str, str](), set[str]()
 
