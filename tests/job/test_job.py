@@ -171,7 +171,7 @@ def test_the_report_shows_mistakes_classes_and_parts(
     )
     assert len(shown) == min(len(listed), report.SHOWN_IMAGES) and shown[0][0] == str(listed[0]["image"])
     image = Image.open(io.BytesIO(base64.b64decode(shown[0][2].split(",")[1])))
-    pixels = data.load("digits").test.images[int(shown[0][0]), 0].numpy()
+    pixels = data.load("digits").test.images[int(shown[0][0])][0].numpy()
     assert np.array_equal(np.asarray(image), np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
     for precision in PRECISIONS:
         network = metrics["networks"][precision][metrics["networks"][precision]["chosen"]]

@@ -87,7 +87,7 @@ def test_pyright_knows_it_of_keras_too(tmp_path: Path) -> None:
 
 
 def test_editors_offer_the_devices() -> None:
-    assert get_args(DeviceName) == tuple(own.name for own in profile.with_runtimes())
+    assert get_args(DeviceName) == (*(own.name for own in profile.with_runtimes()), *profile.PACKAGED)
 
 
 def test_dir_shows_the_kits_and_the_public_names() -> None:

@@ -197,15 +197,22 @@ def words_of(enumeration: str) -> dict[int, str]:
 
 
 def end_names(content: bytes) -> tuple[list[str], list[str]]:
-    """The names of a file's inputs and of its outputs, in its order."""
-    subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
-    inputs, outputs = (
-        [(subgraph.Tensors(entry(at)).Name() or b"").decode("utf-8", "replace") for at in range(length())]
-        for entry, length in (
-            (subgraph.Inputs, subgraph.InputsLength),
-            (subgraph.Outputs, subgraph.OutputsLength),
+    """The names of a file's inputs and of its outputs, in its order.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
+        inputs, outputs = (
+            [(subgraph.Tensors(entry(at)).Name() or b"").decode("utf-8", "replace") for at in range(length())]
+            for entry, length in (
+                (subgraph.Inputs, subgraph.InputsLength),
+                (subgraph.Outputs, subgraph.OutputsLength),
+            )
         )
-    )
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     return inputs, outputs
 
 
