@@ -75,7 +75,8 @@ class ObservedParts:
         """A step computes the first of the tensors from the others, in real numbers. p: the framework's primitives."""
         if path in self._operands:
             axes = [tuple(range(len(tensor.shape))) for tensor in tensors]
-            self.last[path] = [(p.amin(x, own), p.amax(x, own)) for x, own in zip(tensors, axes, strict=True)]
+            pairs = zip(map(p.stop_gradient, tensors), axes, strict=True)
+            self.last[path] = [(p.amin(x, own), p.amax(x, own)) for x, own in pairs]
 
     def end_of_batch(self, number: int) -> None:
         """From here on the last batch counts; after the first one, no earlier calibration does."""
