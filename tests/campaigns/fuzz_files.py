@@ -33,6 +33,7 @@ import _tests_folder  # noqa: F401 - finds the modules of tests/
 from damaged_files import cases, onnx_cases
 
 from exactqat import qat
+from exactqat.deploy import random_inputs
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import trial
 from exactqat.kit.device import Refusal
@@ -126,6 +127,7 @@ def inspected(content: bytes, folder: Path, seconds: float, onnx: bool) -> str:
 
 def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Path | None) -> None:
     """Runs cases in this process and prints what became of each."""
+    random_inputs.MOST_TRIED = 8  # deaths are looked for, not inputs at which devices differ
     import_runtimes(onnx is not None)
     # What the interpreter of a runtime writes goes where its own errors go.
     out = os.fdopen(os.dup(1), "w")
