@@ -347,7 +347,7 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: those of 1,024 random examples (fewer, if simulating these takes ten seconds) at which devices
+            last. None: those of 4,096 random examples (fewer, if simulating these takes ten seconds) at which devices
             differ most, and some others.
         examples: how many random ones are run, or at most how many of `data`; of large networks fewer random ones.
         devices: whose runtimes run the file; by default all of `profiles_here`.

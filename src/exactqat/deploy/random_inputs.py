@@ -15,7 +15,7 @@ from .graph import Graph
 from .simulate import simulate
 
 # The most examples that are tried, and for how many seconds.
-MOST_TRIED, MOST_SECONDS = 1024, 10.0
+MOST_TRIED, MOST_SECONDS = 4096, 10.0
 
 
 def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, n
 def differing_examples(
     graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int
 ) -> tuple[list[int], int]:
-    """Numbers of the random examples to run, and how many examples were simulated to choose them: 1,024, or fewer if
+    """Numbers of the random examples to run, and how many examples were simulated to choose them: 4,096, or fewer if
     these take ten seconds, but as many as are wanted.
 
     Three of four are those at which two devices differ in most results, beyond those in which they differ at the ones
