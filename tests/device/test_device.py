@@ -8,6 +8,7 @@ EXACTQAT_SWEEP=20 multiplies the random graphs; `python tests/campaigns/sweep.py
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 from device_cases import CASES, FOUR_BIT_KINDS, NAMES, PLAIN_KINDS, UNSIGNED_KINDS, random_quantization
 from sweep import graphs, sweep
 
-from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
+from exactqat.deploy import EXACT, MEASURED, Builder, Refusal, per_tensor, profiles_here, simulate, verify, write_tflite
 from exactqat.deploy.graph import BUILT_IN
 from exactqat.kit.device import OPERATORS, PROFILES
 from exactqat.kit.device.presence import lacks
@@ -206,3 +207,15 @@ def test_the_page_is_made_of_the_declarations(monkeypatch: pytest.MonkeyPatch) -
     import device_page
 
     assert device_page.PAGE.read_text() == device_page.page(), "run python docs/device_page.py"
+
+
+@pytest.mark.parametrize("bias", [2**47, 2**63 - 1, -(2**63)])
+def test_a_bias_that_no_sum_holds_is_refused(bias: int) -> None:
+    builder = Builder()
+    x = builder.input("x", (1, 4), per_tensor(0.01, 0, "int16"))
+    filter, scale = np.full((2, 4), 127, np.int8), np.float32([1e-4, 1e-4])
+    y = builder.fully_connected(x, filter, scale, np.zeros(2, np.int64), per_tensor(0.1, 0, "int16"), name="y")
+    graph = builder.graph([y])
+    damaged = replace(graph.tensors["y/bias"], data=np.array([0, bias], np.int64))
+    with pytest.raises(Refusal, match="48-bit accumulator can overflow"):
+        replace(graph, tensors={**graph.tensors, "y/bias": damaged}).validate()

@@ -221,7 +221,8 @@ class Weighted(DeviceOperator):
         fits = bool(np.all(multiplier < HIGHEST_MULTIPLIER))  # the sums of int16 are bounded below
         message = f"input scale * filter scale / output scale must be below {HIGHEST_MULTIPLIER} for every channel"
         need(fits, f"{message}, got {multiplier.max():g}")
-        bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
+        # In float64, as a damaged file's bias may leave int64 with what is added to it.
+        bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.float64))
         # With int16 activations, kernels multiply 64-bit sums by 15 bits.
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
