@@ -23,6 +23,7 @@ from exactqat.deploy import EXACT, MEASURED, Builder, Refusal, per_tensor, profi
 from exactqat.deploy.graph import BUILT_IN
 from exactqat.kit.device import OPERATORS, PROFILES
 from exactqat.kit.device.presence import lacks
+from exactqat.kit.device.tensor import INDICES
 from exactqat.kit.device.weighted import SHORT_BIAS, Weighted
 
 SWEEP = 40 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
@@ -219,3 +220,15 @@ def test_a_bias_that_no_sum_holds_is_refused(bias: int) -> None:
     damaged = replace(graph.tensors["y/bias"], data=np.array([0, bias], np.int64))
     with pytest.raises(Refusal, match="48-bit accumulator can overflow"):
         replace(graph, tensors={**graph.tensors, "y/bias": damaged}).validate()
+
+
+def test_a_computed_index_outside_of_its_table_is_refused() -> None:
+    builder = Builder()
+    x, y = (builder.input(name, (1, 3), INDICES) for name in "xy")
+    rows = builder.constant("rows", np.zeros((20, 2), np.int8), per_tensor(0.1, 0))
+    graph = builder.graph([builder.embedding(builder.add(x, y, INDICES, name="sum"), rows, name="found")])
+    codes = {"x": np.int32([[5, 6, 7]]), "y": np.int32([[0, 1, 2]])}
+    assert simulate(graph, codes, "reference")["found"].shape == (1, 3, 2)
+    for offset in (20, -30):
+        with pytest.raises(ValueError, match="is outside of the table's 20 rows"):
+            simulate(graph, {**codes, "y": codes["y"] + np.int32(offset)}, "reference")

@@ -78,6 +78,9 @@ class Embedding(DeviceOperator):
 
     def integers(self, call: Call) -> np.ndarray:
         indices, table = call.codes
+        outside = indices[(indices < 0) | (indices >= len(table))]
+        if outside.size:  # computed ones; kernels end the run
+            raise ValueError(f"{self.kind}: index {outside[0]} is outside of the table's {len(table)} rows")
         return table[indices]
 
     def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
