@@ -28,7 +28,7 @@ def write(name: str, svg: str) -> None:
     """A picture of a page of the job as two files: the page's variables become the colors of its two screens."""
     PICTURES.mkdir(exist_ok=True)
     for screen in ("light", "dark"):
-        drawn = svg
+        drawn = str(svg)  # which escapes nothing
         for light, dark in DARK.items():
             drawn = drawn.replace(f"var(--c{light[1:]})", dark if screen == "dark" else light)
         drawn = drawn.replace("xlink:href", "href")
