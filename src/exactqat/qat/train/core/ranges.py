@@ -25,7 +25,7 @@ FOLLOWING = ("ema", "last_batch", "percentile")
 CALIBRATED = ("learned", "min_max")
 _FRACTIONS = 1.0 - np.arange(24, dtype=np.float32) / 32
 # How many values of a batch decide where a learned range starts.
-_SAMPLE = 2**13
+_SAMPLE = 2**14
 _LOWEST = float(np.finfo(np.float32).min)
 
 
