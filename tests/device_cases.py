@@ -1236,3 +1236,17 @@ def real_inputs(rng: Random, graph: Graph, shape: tuple[int, ...]) -> np.ndarray
     steps = rng.uniform(1.2 * lowest - 5, 1.2 * highest + 5, shape) - grid.zero_point[0]
     steps = np.where(rng.integers(4, size=shape) == 0, np.floor(steps) + 0.5, steps)
     return (steps * grid.scale[0]).astype(np.float32)
+
+
+def with_sigmoid(name: str = "sigmoid") -> Graph:
+    """A convolution, a sigmoid of that name, which LiteRT and TFLite-Micro compute otherwise, and a dense layer."""
+    rng = np.random.default_rng(0)
+    builder = Builder()
+    x = builder.input("x", (1, 9, 9, 3), per_tensor(0.02, 3))
+    filter = rng.integers(-127, 128, (8, 3, 3, 3)).astype(np.int8)
+    y = builder.conv_2d(x, filter, [0.01] * 8, rng.integers(-99, 99, 8), per_tensor(0.07, -5), name="y")
+    y = builder.operator("LOGISTIC", [y], per_tensor(1 / 256, -128), name=name)
+    y = builder.reshape(y, (1, 9 * 9 * 8), name="flat")
+    weights = rng.integers(-127, 128, (40, 9 * 9 * 8)).astype(np.int8)
+    y = builder.fully_connected(y, weights, [0.003] * 40, rng.integers(-99, 99, 40), per_tensor(0.05, 2), name="z")
+    return builder.graph([y])

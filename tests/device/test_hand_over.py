@@ -13,8 +13,10 @@ import pytest
 
 litert = pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
+from device_cases import with_sigmoid  # noqa: E402
+
 from exactqat import deploy  # noqa: E402
-from exactqat.deploy import Builder, Graph, per_tensor, profiles_here, write_c_array, write_firmware  # noqa: E402
+from exactqat.deploy import Graph, profiles_here, write_c_array, write_firmware  # noqa: E402
 from exactqat.deploy.runtimes import emulation  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,16 +27,7 @@ COMPILERS = {"xnnpack-x86": "g++", "xnnpack-arm64": "aarch64-linux-gnu-g++"}
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     """A convolution, a sigmoid and a dense layer: LiteRT and TFLite-Micro give different codes."""
-    rng = np.random.default_rng(0)
-    builder = Builder()
-    x = builder.input("x", (1, 9, 9, 3), per_tensor(0.02, 3))
-    filter = rng.integers(-127, 128, (8, 3, 3, 3)).astype(np.int8)
-    y = builder.conv_2d(x, filter, [0.01] * 8, rng.integers(-99, 99, 8), per_tensor(0.07, -5), name="y")
-    y = builder.operator("LOGISTIC", [y], per_tensor(1 / 256, -128), name="sigmoid")
-    y = builder.reshape(y, (1, 9 * 9 * 8), name="flat")
-    weights = rng.integers(-127, 128, (40, 9 * 9 * 8)).astype(np.int8)
-    y = builder.fully_connected(y, weights, [0.003] * 40, rng.integers(-99, 99, 40), per_tensor(0.05, 2), name="z")
-    return builder.graph([y])
+    return with_sigmoid()
 
 
 def run(folder: Path, device: str) -> subprocess.CompletedProcess[str]:
