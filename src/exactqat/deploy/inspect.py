@@ -55,8 +55,8 @@ SECONDS = 600.0
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 # Bytes of one device's results of all random examples.
 MOST_RESULTS = 1 << 29
-# How many random examples are simulated at a time.
-TOGETHER = 16
+# How many random examples are simulated at a time, at most.
+TOGETHER = 256
 # Of what `Inspection.as_json` writes, as docs/inspect.md says: another number if a name goes or changes its meaning.
 SCHEMA = 1
 # Operators of an .onnx file that choose grids while it runs.
@@ -347,9 +347,10 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: those of 4,096 random examples (fewer, if simulating these takes ten seconds) at which devices
-            differ most, and some others.
-        examples: how many random ones are run, or at most how many of `data`; of large networks fewer random ones.
+            last. None: of 8,192 random examples (fewer, if simulating these takes ten seconds) those that show all
+            results in which devices differ, and some others.
+        examples: how many random ones are run, or more if it takes more to show all differences, of large networks fewer;
+            at most how many of `data`.
         devices: whose runtimes run the file; by default all of `profiles_here`.
         seed: for the random codes.
         seconds: time limit for a process that runs a device, or simulates all of them.
@@ -503,8 +504,9 @@ def codes_of(
         if graph.variables or len(profiles) == 1:  # all are calls of one stream, or no two devices differ
             return random_codes(graph, range(examples), seed), examples
         alone = not all(OPERATORS[operator.kind].any_batch for operator in graph.operators)
-        together = 1 if alone else max(1, min(TOGETHER, examples, fitting // len(profiles)))
-        numbers, tried = _simulating(differing_examples, graph, examples, profiles, seed, together, seconds=seconds)
+        together = 1 if alone else max(1, min(TOGETHER, fitting // len(profiles)))
+        chosen = (graph, examples, profiles, seed, together, max(examples, fitting))
+        numbers, tried = _simulating(differing_examples, *chosen, seconds=seconds)
         return random_codes(graph, numbers, seed), tried
     ports = graph.signature.inputs
     names = [port.name for port in ports]

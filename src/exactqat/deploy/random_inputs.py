@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from ..kit.device.operator import FLOAT, OPERATORS
 from .graph import Graph
 from .simulate import simulate
 
-# The most examples that are tried, and for how many seconds.
-MOST_TRIED, MOST_SECONDS = 4096, 10.0
+# The most examples that are tried, and for how many seconds. What one in a thousand shows is missed three times in
+# ten thousand.
+MOST_TRIED, MOST_SECONDS = 8192, 10.0
 
 
 def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, np.ndarray]:
@@ -40,23 +41,26 @@ def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, n
 
 
 def differing_examples(
-    graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int
+    graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int, most: int
 ) -> tuple[list[int], int]:
-    """Numbers of the random examples to run, and how many examples were simulated to choose them: 4,096, or fewer if
+    """Numbers of the random examples to run, and how many examples were simulated to choose them: 8,192, or fewer if
     these take ten seconds, but as many as are wanted.
 
-    Three of four are those at which two devices differ in most results, beyond those in which they differ at the ones
-    before; the others are the first ones.
+    First come those that show every result in which two devices differ, the ones with most of these first; then the
+    first ones, to as many as are wanted.
 
     Args:
+        examples: how many at least; one of four of them is not chosen, but among the first.
         profiles: the devices.
-        together: how many examples are simulated at a time.
+        together: how many examples are simulated at a time, at most.
+        most: how many at most, whatever they show.
     """
     names = [name for name in graph.results() if graph.tensors[name].dtype != FLOAT]
     differences: list[set[tuple[str, str, str]]] = []
     tried, began = 0, time.monotonic()
     while tried < examples or (tried < MOST_TRIED and time.monotonic() - began < MOST_SECONDS):
-        count = min(together, max(MOST_TRIED, examples) - tried)
+        # Never much more than before: the time is looked at in between.
+        count = min(together, max(tried, examples), max(MOST_TRIED, examples) - tried)
         batch, results = random_codes(graph, range(tried, tried + count), seed), {}
         differences += [set() for _ in range(count)]
         for profile in profiles:
@@ -69,12 +73,11 @@ def differing_examples(
                     differences[tried + at].add((one, other, name))
         tried += count
     kept: list[int] = []
-    shown: set[tuple[str, str, str]] = set()
-    while len(kept) < examples - examples // 4:
-        best = max(range(tried), key=lambda number: len(differences[number] - shown))
-        if differences[best] <= shown:
-            break
+    missing = set().union(*differences)
+    while missing and len(kept) < most:
+        best = max(range(tried), key=lambda number: len(differences[number] & missing))
         kept.append(best)
-        shown |= differences[best]
-    first = [number for number in range(tried) if number not in kept]
-    return kept + first[: examples - len(kept)], tried
+        missing -= differences[best]
+    first = (number for number in range(tried) if number not in kept)
+    unchosen = min(most, max(examples, len(kept) + examples // 4)) - len(kept)
+    return kept + [*islice(first, unchosen)], tried
