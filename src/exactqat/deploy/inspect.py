@@ -347,8 +347,8 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: of 8,192 random examples (fewer, if these take ten seconds of processor time) those that show all
-            results in which devices differ, and some others.
+            last. None: of 8,192 random examples (fewer, if these take ten seconds of processor time) those that show
+            all results in which devices differ, and some others.
         examples: how many random ones are run, more if only more show all differences, and fewer of large networks; at
             most how many of `data`.
         devices: whose runtimes run the file; by default all of `profiles_here`.

@@ -17,8 +17,8 @@ from .simulate import simulate
 
 # The most codes that are drawn together.
 MOST_TOGETHER = 1 << 20
-# The most examples that are tried, and for how many seconds of processor time. What one in a thousand shows is missed three times in
-# ten thousand.
+# The most examples that are tried, and for how many seconds of processor time. What one in a thousand shows is missed
+# three times in ten thousand.
 MOST_TRIED, MOST_SECONDS = 8192, 10.0
 
 
