@@ -58,6 +58,3 @@ def equalize(model: Any, data: Any) -> Any:
 def _adjusted(model: Any, data: Any, method: str) -> Any:
     # By name: the search, which has these, uses this wing.
     return import_module("exactqat.tune.search").adjusted(model, data, method)
-
-
-__all__ = ["correct_biases", "equalize", "reestimate", "round_weights"]

@@ -195,6 +195,3 @@ def _prepared(model: Any) -> Any:
 def _file(framework: str, name: str) -> Any:
     """A module of a framework's training, imported when it is needed."""
     return import_module(f"exactqat.qat.train.{framework}.{name}")
-
-
-__all__ = ["calibrate", "freeze", "prepare"]

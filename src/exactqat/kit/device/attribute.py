@@ -75,5 +75,3 @@ class Attribute:
 
 
 NUMBER = Attribute("a number")
-
-__all__ = ["NUMBER", "REQUIRED", "TYPES", "Attribute", "Attributes"]

@@ -181,6 +181,3 @@ class Select(Choice):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
         return tuple(shapes[0])
-
-
-__all__ = ["Choice", "Comparison", "Condition", "Logic"]

@@ -307,5 +307,3 @@ class LocalResponseNormalization(Floating):
 
 # Kinds that have no form in integers.
 FLOATING = tuple(kind for kind, operator in OPERATORS.items() if not operator.dtypes)
-
-__all__ = ["FLOATING", "Dequantize", "FloatBinary", "FloatUnary"]

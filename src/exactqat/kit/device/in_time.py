@@ -403,6 +403,3 @@ def time_axis_sizes(tensor: Tensor, axis: int, rank: int) -> tuple[int, int]:
     it has none."""
     own = axis - (rank - len(tensor.shape))
     return own, tensor.shape[own] if own >= 0 else 1
-
-
-__all__ = ["Axes", "InTime", "in_time", "time_axis_sizes"]

@@ -156,6 +156,3 @@ class ScatterNd(Floating):
 
 def _nested(values: Any) -> Any:
     return tuple(map(_nested, values)) if isinstance(values, list) else values
-
-
-__all__ = ["DynamicUpdateSlice", "GatherNd", "ScatterNd", "TopK"]

@@ -556,12 +556,3 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
     input_scale, filter_scale = (tensor.quantization.scale.astype(np.float64) for tensor in inputs[:2])
     multiplier = input_scale * filter_scale / float(scale_of(output))
     return np.broadcast_to(multiplier, inputs[2].shape)
-
-
-__all__ = [
-    "ROUNDINGS",
-    "Products",
-    "Requantization",
-    "Weighted",
-    "filter_reach",
-]

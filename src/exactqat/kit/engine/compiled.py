@@ -409,6 +409,3 @@ def compiled_for(graph: Network, profile: str | Profile) -> Compiled:
     if profile not in known:
         known[profile] = Compiled(graph, profile)
     return known[profile]
-
-
-__all__ = ["Compiled", "Network", "Step", "compiled_for"]

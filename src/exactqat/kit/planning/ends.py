@@ -45,6 +45,3 @@ class Ends:
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
-
-
-__all__ = ["Ends"]

@@ -91,6 +91,3 @@ class Formula:
             return known[id(node)]
 
         return value(self.result)
-
-
-__all__ = ["Formula"]

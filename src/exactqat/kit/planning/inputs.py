@@ -113,6 +113,3 @@ def misfit_of_example(
 def _moved(shape: Shape, at: int) -> Shape:
     orders = _orders(len(shape))
     return tuple(shape[axis] for axis in orders[at]) if orders else shape
-
-
-__all__ = ["misfit_of_example", "require_examples", "require_input", "require_rows"]

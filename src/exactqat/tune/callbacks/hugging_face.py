@@ -32,6 +32,3 @@ class DeviceCheckpoint(Checkpoint, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Module, **others: Any) -> None:
         self._give_back(model, broadcast)
-
-
-__all__ = ["DeviceCheckpoint"]

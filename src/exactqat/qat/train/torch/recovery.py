@@ -80,8 +80,8 @@ class Distillation:
     def __init__(self, teacher: nn.Module, temperature: float | None = 4.0) -> None:
         """
         Args:
-            teacher: the trained float network, or any module with the same inputs and outputs. It is not changed, except
-                that it is set to evaluation mode.
+            teacher: the trained float network, or any module with the same inputs and outputs. It is only set to
+                evaluation mode.
             temperature: above 0. None: the outputs are not class scores; the loss is their squared error relative to
                 the mean square of the teacher's.
 
@@ -179,6 +179,3 @@ def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     learned = model._state.trained_ranges.items()
     layers = {id(end): name.removeprefix(weights_of("")) for name, held in learned for end in held.parameters()}
     return [(layers[id(parameter)], parameter) for parameter in model.range_parameters()]
-
-
-__all__ = ["Distillation", "distillation_loss", "parameter_groups"]
