@@ -20,7 +20,6 @@ from .functions import FUNCTIONS
 from .operator import (
     BOOL,
     FLOAT,
-    OPERATORS,
     REQUIRED,
     Attributes,
     Call,
@@ -303,7 +302,3 @@ class LocalResponseNormalization(Floating):
         near = (sums[..., np.clip(end, 0, channels)] - sums[..., np.clip(first, 0, channels)]).astype(np.float32)
         whole = np.float32(call.attributes["bias"]) + np.float32(call.attributes["alpha"]) * near
         return np.asarray(x * np.power(whole, -np.float32(call.attributes["beta"])), np.float32)
-
-
-# Kinds that have no form in integers.
-FLOATING = tuple(kind for kind, operator in OPERATORS.items() if not operator.dtypes)

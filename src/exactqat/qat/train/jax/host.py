@@ -61,8 +61,6 @@ def is_custom_call() -> bool:
 # Functions that programs call, with how many of their operands are trained (the first ones), the dtypes of operands and
 # of results. By numbers unique to this process: a program compiled elsewhere finds nothing here.
 _known: dict[int, tuple[weakref.ref[Any], int, list[str], list[str]]] = {}
-# What results are like.
-Likes = Sequence[ShapedArray]
 # Addresses and shapes.
 Places = Sequence[tuple[int, tuple[int, ...]]]
 
