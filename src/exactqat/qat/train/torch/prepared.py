@@ -283,18 +283,6 @@ class PreparedModel(Owner):
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), tensors)
 
-    def layer_values(self, *inputs: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What the float and the fake-quantized network store in evaluation, by layer path, in the user's order of
-        axes. The float network is the one with the same weights, without quantization."""
-        return self.trained().layer_values(*inputs)
-
-    def stored_codes(self, *inputs: object) -> dict[str, np.ndarray]:
-        """Codes of every tensor that the device stores in evaluation, by layer path, in the user's order of axes.
-
-        int64, 0..2**bits - 1; zero is the code that `numbers` names.
-        """
-        return self.trained().stored_codes(*inputs)
-
     def numbers(self) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`.
 
