@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .operator import Attributes, Call, Refusal, Shape, need
+from .operator import Attributes, Call, DeviceOperator, Refusal, Shape, need
 from .primitives import A, RealPrimitives
 from .profile import Profile
 from .stated_arithmetic import Arithmetic
@@ -232,6 +232,19 @@ def need_rows(inputs: Tensors, output: Tensor) -> None:
         else:
             fits = len(tensor.shape) < rank or tensor.shape[0] == 1
             need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+
+
+class Broadcasting(DeviceOperator):
+    """Operands that broadcast, but not along the batch; constants of the same or a lower rank among them."""
+
+    constants = True
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return broadcast_shape(shapes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        need_rows(inputs, output)
+        super().check(inputs, output, attributes)
 
 
 def divides_plainly(inputs: Tensors) -> bool:

@@ -8,33 +8,33 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, need_rows, scale_of
+from .arithmetic import (
+    Broadcasting,
+    Tensors,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    scale_of,
+)
 from .movement import Movement
-from .operator import BOOL, Attributes, Call, DeviceOperator, Shape, need, register
-from .reduction import Reduction
+from .operator import BOOL, Attributes, Call, Shape, need, register
+from .reduction import Reduction, over
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes tables and products of conditions"
 
 
-class Condition(DeviceOperator):
+class Condition(Broadcasting):
     """Operands that broadcast; true or false for each value."""
 
     floats = True
     operands = (2, 2)
-    constants = True
     most_axes = 4
     purpose = PURPOSE
     function: ClassVar[Callable[..., np.ndarray]]
 
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return BOOL
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
 
     def float_results(self, call: Call) -> np.ndarray:
         return type(self).function(*call.codes)
@@ -63,8 +63,7 @@ class Comparison(Condition):
     def wide_integers(self, call: Call) -> np.ndarray:
         return (self.integers if self.kind in ("EQUAL", "NOT_EQUAL") else self.plain_integers)(call)
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return type(self).function(*call.codes)
+    plain_integers = Condition.float_results
 
 
 class Logic(Condition):
@@ -72,9 +71,7 @@ class Logic(Condition):
 
     dtypes = (BOOL,)
     floats = False
-
-    def integers(self, call: Call) -> np.ndarray:
-        return type(self).function(*call.codes)
+    integers = Condition.float_results
 
 
 # Kind, what it computes, the name of its options table, and the version of its int8 form.
@@ -124,8 +121,7 @@ class ReduceLogic(Reduction):
         return BOOL
 
     def integers(self, call: Call) -> np.ndarray:
-        axes, keep_dims = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        return np.asarray(self.function.reduce(call.codes[0], axes, keepdims=keep_dims))
+        return np.asarray(self.function.reduce(call.codes[0], **over(call.attributes)))
 
 
 @register
@@ -144,19 +140,12 @@ class ReduceAny(ReduceLogic):
     function = np.logical_or
 
 
-class Choice(Movement):
+class Choice(Broadcasting, Movement):
     """Where a condition holds the first tensor's value, elsewhere the second's; both lie on the grid of the result."""
 
     operands = (3, 3)
     conditions = (0,)
-    constants = True
     purpose = PURPOSE
-
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
 
     def integers(self, call: Call) -> np.ndarray:
         return np.where(*call.codes)

@@ -150,8 +150,7 @@ class ScatterNd(Floating):
             np.add.at(result[at : at + 1], places, values[None])
         return result
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return self.float_results(call)
+    plain_integers = float_results
 
 
 def _nested(values: Any) -> Any:
