@@ -18,7 +18,7 @@ from .arithmetic import (
 )
 from .movement import Movement
 from .operator import BOOL, Attributes, Call, Shape, need, register
-from .reduction import Reduction, over
+from .reduction import OverAxes, over
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes tables and products of conditions"
@@ -40,7 +40,7 @@ class Condition(Broadcasting):
         return type(self).function(*call.codes)
 
 
-class Comparison(Condition):
+class Compare(Condition):
     """Of two tensors, each on a grid of its own, in fixed point. Which one is larger, LiteRT takes from codes of int16
     as they are; TFLite-Micro looks at multipliers that it does not set, so nothing is claimed."""
 
@@ -90,7 +90,7 @@ LOGIC: tuple[tuple[str, Callable[..., np.ndarray], str], ...] = (
 
 
 def _declare() -> None:
-    for base, rows, version in ((Comparison, COMPARISONS, 2), (Logic, LOGIC, 1)):
+    for base, rows, version in ((Compare, COMPARISONS, 2), (Logic, LOGIC, 1)):
         for kind, function, options in rows:
             members = {"kind": kind, "function": staticmethod(function), "options": options, "version": version}
             register(type(kind.title().replace("_", ""), (base,), {**members, "__module__": __name__}))
@@ -109,7 +109,7 @@ class LogicalNot(Logic):
     function = staticmethod(np.logical_not)
 
 
-class ReduceLogic(Reduction):
+class ReduceLogic(OverAxes):
     """Of the conditions along `axes`."""
 
     dtypes = (BOOL,)

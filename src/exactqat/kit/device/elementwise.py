@@ -407,7 +407,7 @@ class SquaredDifference(Binary):
         writer.computed(operator, output, "Mul", [difference, difference])
 
 
-class Unary(DeviceOperator):
+class OfOneOperand(DeviceOperator):
     """One operand, its result on a grid of its own."""
 
     pointwise = True
@@ -418,7 +418,7 @@ class Unary(DeviceOperator):
 
 
 @register
-class Absolute(Unary):
+class Absolute(OfOneOperand):
     """The magnitude."""
 
     kind = "ABS"

@@ -49,7 +49,7 @@ from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
 
-class Reduction(DeviceOperator):
+class OverAxes(DeviceOperator):
     """Over `axes`, which are left out of the result unless `keep_dims`."""
 
     attributes = {"axes": (1, 2), "keep_dims": False}
@@ -126,7 +126,7 @@ def xnnpack_reduction(
 
 
 @register
-class Mean(Reduction):
+class Mean(OverAxes):
     """The average."""
 
     kind = "MEAN"
@@ -199,7 +199,7 @@ class Mean(Reduction):
 
 
 @register
-class Sum(Reduction):
+class Sum(OverAxes):
     """The sum. LiteRT's default kernel for int16 multiplies it in float32; what its reference kernel makes of int16 is
     in part what lies in memory, so nothing is claimed."""
 
@@ -246,7 +246,7 @@ class Sum(Reduction):
 
 
 @register
-class ReduceProd(Reduction):
+class ReduceProd(OverAxes):
     """The product.
 
     The kernels scale after every factor, the first one as well, by a multiplier that the codes' scale and the root of
@@ -293,7 +293,7 @@ class ReduceProd(Reduction):
         return call.codes[0].prod(dtype=call.output.dtype, **over(call.attributes))
 
 
-class ReduceExtreme(Reduction):
+class ReduceExtreme(OverAxes):
     """The largest or the smallest code."""
 
     same_quantization = True
