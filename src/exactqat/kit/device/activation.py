@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -180,7 +180,7 @@ class Tabulated(Unary):
         steps, _ = self.onnx_steps(source, output, attributes)
         return within_int8(np.rint(steps) + zero_point_of(output))
 
-    def onnx_function(self, writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, **words: Any) -> None:
+    def onnx_function(self, writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, **words: object) -> None:
         """The function where all codes are sure, else a table."""
         source = writer.graph.tensors[operator.inputs[0]]
         if output.dtype == "int8" and not as_onnx.is_settled(*self.onnx_steps(source, output, operator.attributes)):
@@ -544,7 +544,7 @@ class Lookup(Unary):
 # --- pieces of straight lines ----------------------------------------------------------------------------------------
 
 
-def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
+def rescaled(steps: np.ndarray, factor: object) -> np.ndarray:
     """Times a real factor in Q31: how LiteRT's built-in kernels go from one grid to another."""
     return multiply_fixed_point(steps, *fixed_point(factor))
 

@@ -106,7 +106,7 @@ def others_than(touched: Sequence[int], axis: int, what: str) -> None:
     need(axis not in touched, f"it {what} along time, so that a frame depends on later ones")
 
 
-def replaced(values: Sequence[Any], axis: int, value: Any) -> tuple[Any, ...]:
+def replaced(values: Sequence[Any], axis: int, value: object) -> tuple[Any, ...]:
     """The values with another one at an axis."""
     return tuple(value if at == axis else entry for at, entry in enumerate(values))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class AlongAxis(DeviceOperator):
 
     @staticmethod
     def onnx_row(
-        writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, computed: str, **attributes: Any
+        writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, computed: str, **attributes: object
     ) -> None:
         """A node over the device's last axis."""
         rank = len(output.shape)

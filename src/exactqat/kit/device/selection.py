@@ -153,5 +153,5 @@ class ScatterNd(Floating):
     plain_integers = float_results
 
 
-def _nested(values: Any) -> Any:
+def _nested(values: object) -> Any:
     return tuple(map(_nested, values)) if isinstance(values, list) else values

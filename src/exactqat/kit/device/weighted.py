@@ -111,7 +111,7 @@ class Weighted(DeviceOperator):
         *,
         name: str,
         zero_point: int | None = None,
-        **attributes: Any,
+        **attributes: object,
     ) -> str:
         """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
         [channels]; then the result's Quantization. The scale of the bias follows.

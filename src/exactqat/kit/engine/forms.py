@@ -118,7 +118,7 @@ def may_use_dot_products() -> int:
     return int(os.environ.get("EXACTQAT_DOT_PRODUCTS", "1") != "0")
 
 
-def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: Any) -> None:
+def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: object) -> None:
     """Calls a kernel on dense arrays in C order."""
     arrays = [*operands, *result]
     described = [(str(array.dtype), list(array.shape)) for array in arrays]

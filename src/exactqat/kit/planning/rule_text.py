@@ -111,7 +111,7 @@ def _rule(words: list[str]) -> Rule:
     return Rule(layer, int(bits[1]), int(bits[2]), **settings)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
 
 

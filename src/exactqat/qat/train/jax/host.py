@@ -115,7 +115,9 @@ def _(*avals: ShapedArray, function: HostFunction, likes: int, trained: int) -> 
     return list(avals[:likes])
 
 
-def _batched(arrays: Sequence[Array], dims: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
+def _batched(
+    arrays: Sequence[Array], dims: Sequence[int | None], **parameters: object
+) -> tuple[list[Array], list[int]]:
     """Runs the batch one by one."""
     mapped = [dim is not None for dim in dims]
     moved = [jnp.moveaxis(array, dim, 0) for array, dim in zip(arrays, dims, strict=True) if dim is not None]

@@ -167,7 +167,7 @@ class PreparedModel(Owner):
         self._profile = None if profile is None else profile_named(profile).name
         self._core.compute_as(self._profile)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         require_called_plainly(args, self._frozen)
         if self.training and not torch.compiler.is_compiling() and collectives.several_processes():
             self._require_together()
@@ -270,14 +270,14 @@ class PreparedModel(Owner):
                 yield path, step
 
     @torch.no_grad()
-    def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[ModuleGrid, Tensor]]:
+    def stored_tensors(self, *args: object, **kwargs: object) -> dict[str, tuple[ModuleGrid, Tensor]]:
         """Runs the model and returns, by layer path, the grid and the value of every tensor the device stores."""
         seen: dict[str, Tensor] = {}
         with collectives.gathered(self):
             self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
 
-    def _beside(self, batch: Any) -> Any:
+    def _beside(self, batch: object) -> Any:
         """Arrays and tensors, however nested, as tensors on the model's device."""
         device = next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)

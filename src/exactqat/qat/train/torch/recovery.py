@@ -92,7 +92,7 @@ class Distillation:
             raise TypeError(f"teacher must be the float torch.nn.Module, got {type(teacher).__name__}")
         self.temperature, self._teacher = temperature, teacher.eval()
 
-    def __call__(self, outputs: Tensor, batch: Any, reduction: str = "mean") -> Tensor:
+    def __call__(self, outputs: Tensor, batch: object, reduction: str = "mean") -> Tensor:
         """The loss for one call of the model.
 
         Args:
