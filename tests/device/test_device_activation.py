@@ -34,7 +34,7 @@ from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.kit.device import OPERATORS, PROFILES, Refusal
 from exactqat.kit.device import fixed_point_functions as fixed
-from exactqat.kit.device.activation import FUNCTIONS, Table, off_the_pole
+from exactqat.kit.device.activation import FUNCTIONS, TableOfCodes, off_the_pole
 from exactqat.qat.train.torch import primitives as primitives_torch
 
 CODES = np.arange(-128, 128).astype(np.int8)
@@ -163,7 +163,7 @@ def test_training_meets_neither_infinity_nor_nan(name: str) -> None:
         for scale in (None, torch.tensor(0.05)):
             x = torch.tensor([-900.0, -1.0, -0.05, 0.0, 0.05, 900.0], requires_grad=True)
             attributes = {"function": name, "parameters": parameters, "operand_scale": scale}
-            real = Table().real(primitives_torch, [x], attributes)
+            real = TableOfCodes().real(primitives_torch, [x], attributes)
             assert torch.isfinite(real).all()
             if real.requires_grad:
                 real.sum().backward()

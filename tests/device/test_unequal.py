@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.deploy.unequal import UnequalPartsWarning, unequal_parts  # noqa: E402
+from exactqat.deploy.unequal import unequal_parts  # noqa: E402
 
 
 class Sum(torch.nn.Module):
@@ -35,7 +35,7 @@ def test_a_part_that_loses_its_signal_is_named(factor: float, bits: int, said: b
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         graph = deploy.lower(model.eval())
-    notes = [warning for warning in heard if issubclass(warning.category, UnequalPartsWarning)]
+    notes = [warning for warning in heard if issubclass(warning.category, qat.UnequalPartsWarning)]
     assert len(notes) == said == bool(unequal_parts(graph))
     if said:
         (part,) = unequal_parts(graph)
@@ -50,7 +50,7 @@ def assert_said(do: Callable[[], object], words: str) -> None:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         do()
-    notes = [warning for warning in heard if issubclass(warning.category, UnequalPartsWarning)]
+    notes = [warning for warning in heard if issubclass(warning.category, qat.UnequalPartsWarning)]
     assert len(notes) == bool(words)
     assert all(words in str(note.message) and note.filename == __file__ for note in notes)
 
@@ -81,7 +81,7 @@ def test_a_part_may_be_stored_on_the_grid_of_the_whole(
     assert_said(lambda: qat.calibrate(model, [x[:8], x[8:]]), f"{part} in cat" if lost else "")
     assert_said(lambda: qat.freeze(model), f"{part} in cat" if lost else "")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnequalPartsWarning)
+        warnings.simplefilter("ignore", qat.UnequalPartsWarning)
         parts = unequal_parts(deploy.lower(model.eval()))
     assert [named.part for named in parts] == [part] * lost
     assert all(named.decibels < 20 for named in parts)

@@ -313,7 +313,7 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     images, labels = dataset.train.images[:8], dataset.train.labels[:8]
     outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    distillation = qat.Distillation(qat.prepare(teacher, images, keep_final_activation=False), teacher, (), 2.0)
+    distillation = qat.Distillation(teacher, 2.0)
     how = replace(manner(distill=0.25), teacher=distillation)
     expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
     expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")

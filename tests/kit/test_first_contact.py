@@ -327,7 +327,7 @@ def test_what_is_done_before_prepare_is_kept() -> None:
         model.eval(), prepared.eval()
         if not prepared._batches_seen()["4"]:
             qat.calibrate(prepared, [IMAGES])
-        got = torch.from_numpy(prepared.layer_values(IMAGES)[0]["4"])
+        got = torch.from_numpy(prepared.trained().layer_values(IMAGES)[0]["4"])
         torch.testing.assert_close(got, model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -663,7 +663,7 @@ def test_attention_without_dropout_draws_nothing() -> None:
     model = Decoder()
     prepared = qat.prepare(model, IMAGES)
     qat.calibrate(prepared, [IMAGES])
-    *_, result = prepared.layer_values(IMAGES)[0].values()
+    *_, result = prepared.trained().layer_values(IMAGES)[0].values()
     torch.testing.assert_close(torch.from_numpy(result), model.eval()(IMAGES).detach(), rtol=1e-3, atol=1e-4)
 
 

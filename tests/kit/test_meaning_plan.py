@@ -183,7 +183,7 @@ def test_an_epsilon_stays_what_it_is_at_every_scale(name: str) -> None:
         with torch.no_grad():
             assert (quantized(scale * x) - wanted).norm() <= 0.05 * wanted.norm(), f"int8 at {scale}"
         graph = deploy.lower(quantized)
-        stored = quantized.stored_codes(scale * x)
+        stored = quantized.trained().stored_codes(scale * x)
         codes = deploy.quantize((scale * x).numpy(), graph.tensors[graph.inputs[0]].quantization)
         axes = (0, 2, 3, 1) if graph.tensors[graph.inputs[0]].shape[1:] != shape[1:] else tuple(range(len(shape)))
         (simulated,) = deploy.simulate(graph, codes.transpose(axes)).values()
@@ -317,7 +317,7 @@ def test_a_frozen_model_sees_what_is_written_through_data(ranges: str) -> None:
             (graph := deploy.lower(prepared)), deploy.quantize(x.numpy(), graph.tensors["input"].quantization)
         )[graph.outputs[0]].astype(np.int64)
         + 128,
-        prepared.stored_codes(x)[prepared.plan.outputs[0]],
+        prepared.trained().stored_codes(x)[prepared.plan.outputs[0]],
     )
 
 

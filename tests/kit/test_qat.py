@@ -625,7 +625,7 @@ def chain(momentum: float, depth: int = 6) -> nn.Module:
 
 def least_decibels(model: qat.PreparedModel, batch: torch.Tensor) -> float:
     """Of all stored tensors beside the same network's without quantization."""
-    exact, trained = model.eval().layer_values(batch)
+    exact, trained = model.eval().trained().layer_values(batch)
     return min(float(10 * np.log10((exact[n] ** 2).sum() / ((exact[n] - trained[n]) ** 2).sum())) for n in exact)
 
 

@@ -222,7 +222,7 @@ def test_calibration_and_evaluation_leave_every_flag_as_it_was() -> None:
     flags = [module.training for module in prepared.modules()]
     qat.calibrate(prepared, [X])
     prepared.trained().traced(X)
-    prepared.layer_values(X)
+    prepared.trained().layer_values(X)
     assert [module.training for module in prepared.modules()] == flags
 
 

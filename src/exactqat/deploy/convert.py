@@ -175,6 +175,3 @@ def _said(before: Tensor, after: Tensor) -> ConvertedFilter:
     changed = np.broadcast_to(scale != before.quantization.scale[0], steps.shape)
     old, new = steps * np.float64(before.quantization.scale[0]), after.data * scale.astype(np.float64)
     return ConvertedFilter(steps.size, int(changed.sum()), decibels(power(old), power(old, new)))
-
-
-__all__ = ["Conversion", "ConvertedFilter", "convert"]

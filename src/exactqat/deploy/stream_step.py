@@ -22,7 +22,7 @@ from .tracks import Placed, Track, Tracks
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class StreamState:
     """What one step leaves for the next.
 
     Attributes:
@@ -63,12 +63,12 @@ class Streaming(Builder):
         super().__init__()
         self.tracks, self.frames, self.whole = tracks, frames, tracks.graph
         self.end = max(tracks.ends, default=0)
-        self.states: list[State] = []
+        self.states: list[StreamState] = []
         self.kept: dict[_Key, int] = {}
         self.joined: dict[_Key, str] = {}
         self.pieces: dict[tuple[_Key, int, int], str] = {}
 
-    def run(self) -> tuple[Graph, list[State], dict[str, Result]]:
+    def run(self) -> tuple[Graph, list[StreamState], dict[str, Result]]:
         tracks = self.tracks.found
         for name in self.whole.inputs:
             tensor = self.whole.tensors[name]
@@ -195,7 +195,7 @@ class Streaming(Builder):
     def _next(self, held: str, output: str, codes: int | np.ndarray) -> None:
         """What a state holds at first, and from then on."""
         tensor = self._tensors[held]
-        self.states.append(State(held, output, np.broadcast_to(codes, tensor.shape).astype(tensor.dtype)))
+        self.states.append(StreamState(held, output, np.broadcast_to(codes, tensor.shape).astype(tensor.dtype)))
 
     def _part(self, name: str, axis: int, begin: int, end: int, wanted: str) -> str:
         rank = len(self._tensors[name].shape)

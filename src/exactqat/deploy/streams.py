@@ -15,7 +15,7 @@ from ..kit.display import listed
 from .graph import Graph, require_graph
 from .signature import Signature
 from .simulate import simulate
-from .stream_step import Result, State, Streaming
+from .stream_step import Result, Streaming, StreamState
 from .tracks import Tracks
 
 
@@ -33,7 +33,7 @@ class Stream:
 
     graph: Graph
     frames: int
-    states: Sequence[State]
+    states: Sequence[StreamState]
     results: Mapping[str, Result]
     device: str | Profile = "xnnpack"
 

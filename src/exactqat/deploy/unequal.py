@@ -11,7 +11,7 @@ import numpy as np
 from ..kit.device import OPERATORS
 from ..kit.device.real import real_numbers
 from ..kit.device.tensor import CODE_RANGES
-from ..kit.planning.parts import UnequalPart, UnequalPartsWarning, meets, unequal
+from ..kit.planning.parts import UnequalPart, meets, unequal
 from .graph import Graph, Operator
 
 
@@ -51,6 +51,3 @@ def _width(graph: Graph, makers: Mapping[str, Operator], name: str) -> tuple[flo
         name = next(operand.name for operand in operands if operand.data is None)
         part = name if math.isclose(gain, 1, rel_tol=1e-6) else part
     return width, part
-
-
-__all__ = ["UnequalPart", "UnequalPartsWarning", "unequal_parts"]

@@ -75,6 +75,3 @@ class Clock:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-__all__ = ["AWHILE", "Clock", "Progress"]

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 
-def reestimate(model: Any, data: Any) -> Any:
+def reestimate(model: object, data: object) -> Any:
     """Batch norms re-estimated on the device's arithmetic: gamma and beta are set so that each layer's sums have the
     means and deviations on the device that they have in the float network with the same weights, one layer after the
     other.
@@ -29,7 +29,7 @@ def reestimate(model: Any, data: Any) -> Any:
     return _adjusted(model, data, "batch_norm")
 
 
-def correct_biases(model: Any, data: Any) -> Any:
+def correct_biases(model: object, data: object) -> Any:
     """Biases corrected: as `reestimate`, with the means alone, in all layers that have a bias or a batch norm.
 
     Args, Returns, Raises: see `reestimate`.
@@ -37,7 +37,7 @@ def correct_biases(model: Any, data: Any) -> Any:
     return _adjusted(model, data, "bias")
 
 
-def round_weights(model: Any, data: Any) -> Any:
+def round_weights(model: object, data: object) -> Any:
     """Weights rounded up or down in view of one another, so that the sums of each layer change least for the codes that
     it gets on the device; below 8 bits with ranges that clip. Biases are corrected on the way.
 
@@ -46,7 +46,7 @@ def round_weights(model: Any, data: Any) -> Any:
     return _adjusted(model, data, "rounding")
 
 
-def equalize(model: Any, data: Any) -> Any:
+def equalize(model: object, data: object) -> Any:
     """Cross-layer equalization: channels of layers are scaled by powers of two to similar ranges, and the weights of
     what reads them by the inverse; the float network stays the same. All ranges become the extremes that data shows.
 
@@ -55,9 +55,6 @@ def equalize(model: Any, data: Any) -> Any:
     return _adjusted(model, data, "equalization")
 
 
-def _adjusted(model: Any, data: Any, method: str) -> Any:
+def _adjusted(model: object, data: object, method: str) -> Any:
     # By name: the search, which has these, uses this wing.
     return import_module("exactqat.tune.search").adjusted(model, data, method)
-
-
-__all__ = ["correct_biases", "equalize", "reestimate", "round_weights"]

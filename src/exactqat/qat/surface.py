@@ -42,35 +42,35 @@ class _Settings(TypedDict, total=False):
 @overload
 def prepare(
     model: Callable[..., Any],
-    example: Any,
+    example: object,
     rules: Iterable[Rule] = ...,
     *,
-    variables: Any,
+    variables: object,
     **settings: Unpack[_Settings],
 ) -> Prepared: ...
 @overload
 def prepare(
     model: _OfTorch | Graph | OnnxModel,
-    example: Any = None,
+    example: object = None,
     rules: Iterable[Rule] = ...,
     **settings: Unpack[_Settings],
 ) -> TorchModule: ...
 @overload
 def prepare(
-    model: _OfKeras, example: Any = None, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
+    model: _OfKeras, example: object = None, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
 ) -> KerasModel: ...
 @overload
 def prepare(
-    model: Callable[..., Any], example: Any, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
+    model: Callable[..., Any], example: object, rules: Iterable[Rule] = ..., **settings: Unpack[_Settings]
 ) -> Prepared: ...
 
 
 def prepare(
-    model: Any,
-    example: Any = None,
+    model: object,
+    example: object = None,
     rules: Iterable[Rule] = _DEFAULT_RULES,
     *,
-    variables: Any = None,
+    variables: object = None,
     device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
     keep_final_activation: bool | None = None,
@@ -137,7 +137,7 @@ def prepare(
     return kit.prepare(model, example, rules=rules, **options)
 
 
-def calibrate(model: Any, batches: Iterable[Any], restart: bool = False) -> None:
+def calibrate(model: object, batches: Iterable[Any], restart: bool = False) -> None:
     """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
 
     Args:
@@ -156,7 +156,7 @@ def calibrate(model: Any, batches: Iterable[Any], restart: bool = False) -> None
     _prepared(model).calibrate(model, batches, restart)
 
 
-def freeze(model: Any) -> None:
+def freeze(model: object) -> None:
     """Starts the last phase of training: batch norm's statistics and ranges are fixed, biases are on the int32 grid.
 
     From here on the model computes what the device computes, integer for integer; weights, gamma, beta and biases may
@@ -177,7 +177,7 @@ def freeze(model: Any) -> None:
     _prepared(model).freeze(model)
 
 
-def _prepared(model: Any) -> Any:
+def _prepared(model: object) -> Any:
     """The module with `calibrate` and `freeze` for a prepared model.
 
     Raises:
@@ -195,6 +195,3 @@ def _prepared(model: Any) -> Any:
 def _file(framework: str, name: str) -> Any:
     """A module of a framework's training, imported when it is needed."""
     return import_module(f"exactqat.qat.train.{framework}.{name}")
-
-
-__all__ = ["calibrate", "freeze", "prepare"]

@@ -50,7 +50,7 @@ def accuracy(outputs: ArrayLike, targets: ArrayLike) -> float:
     return float((scores.argmax(-1) == classes).mean())
 
 
-def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> float:
+def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: object) -> float:
     """The metric for outputs by name.
 
     Raises:
@@ -150,7 +150,7 @@ class Data:
         return targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
 
 
-def _mapped(function: Callable[[Any], np.ndarray], inputs: Any) -> Inputs:
+def _mapped(function: Callable[[Any], np.ndarray], inputs: object) -> Inputs:
     if isinstance(inputs, Mapping):
         return {name: function(array) for name, array in inputs.items()}
     return [function(array) for array in inputs] if isinstance(inputs, tuple | list) else function(inputs)

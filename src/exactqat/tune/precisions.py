@@ -19,7 +19,7 @@ import numpy as np
 from ..deploy.graph import Graph, Operator
 from ..deploy.signature import Port
 from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, Quantization, Tensor, per_tensor, profile_named
-from ..kit.device.activation import Table
+from ..kit.device.activation import TableOfCodes
 from ..kit.device.file_forms import ONTO_A_GRID
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.device.weighted import Weighted
@@ -230,7 +230,7 @@ class Precisions:
             other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
             kind, attributes = operator.kind, operator.attributes
             if not declaration.planned_in("int16") and declaration.float_kind in OF_ALL_NUMBERS:
-                kind = Table.kind
+                kind = TableOfCodes.kind
                 attributes = {"function": declaration.float_kind, "parameters": tuple(attributes.values())}
             if plain or other or "int16" not in OPERATORS[kind].dtypes:
                 emit(operator, *(form(name, False) for name in operator.inputs), *outputs)

@@ -110,7 +110,7 @@ class Search(Finding):
         """(min, max) of every grid of the best network."""
         return self.candidate.settled().ranges
 
-    def apply(self, network: Any) -> Any:
+    def apply(self, network: object) -> Any:
         """Gives the original model the result's weights, biases and ranges, to train on or freeze.
 
         Args:

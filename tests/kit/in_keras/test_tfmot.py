@@ -172,15 +172,6 @@ def test_schemes() -> None:
     through_the_device(names.quantize_apply(names.quantize_annotate_model(network()), whole))
 
 
-def test_ranges_from_outside() -> None:
-    fixed = names.fix_input_output_range(
-        names.quantize_model(network()), input_min=-4, input_max=4, output_min=-2, output_max=2
-    )
-    ends = [fixed.plan.grids[fixed.plan.stored(path).grid].rule.fixed_range for path in ("input", "head")]
-    assert ends == [(-4.0, 4.0), (-2.0, 2.0)]
-    through_the_device(fixed)
-
-
 # What has no meaning says so, and what to do.
 
 

@@ -310,7 +310,7 @@ class Job:
             rate = training.rate_of(settings, settings.lr_qat, usual)
             groups = qat.parameter_groups(model, rate, settings.lr_ranges or training.RANGE_RATE)
             share, temperature = settings.distilled
-            teacher = qat.Distillation(model, float_model, (), temperature) if share else None
+            teacher = qat.Distillation(float_model, temperature) if share else None
             # In float32, the numbers of the device.
             manner = replace(self.manner, settings=replace(settings, mixed_precision=False), teacher=teacher)
             freeze_at = epochs - max(1, round(epochs * training.FROZEN_SHARE))

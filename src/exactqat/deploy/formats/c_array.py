@@ -19,8 +19,8 @@ from ..footprint import Footprint, footprint
 from ..graph import Graph
 from ..signature import Port
 from ..simulate import check_inputs, simulate
-from .read_tflite import CUSTOM
 from .tflite import file_schema, tflite_bytes, words_of, write_whole
+from .tflite_steps import CUSTOM
 
 # How every header begins.
 MADE_BY = "// Made by exactqat"

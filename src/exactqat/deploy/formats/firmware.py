@@ -41,7 +41,7 @@ def firmware_files(graph: Graph, system: str, name: str, **header: Any) -> dict[
 
 
 def write_firmware(
-    graph: Graph, path: str | os.PathLike[str], system: str, name: str | None = None, **header: Any
+    graph: Graph, path: str | os.PathLike[str], system: str, name: str | None = None, **header: object
 ) -> Path:
     """Writes the component's folder; see `firmware_files`. By default its names start with the folder's."""
     path = Path(path)

@@ -15,7 +15,8 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -152,7 +153,7 @@ def _declared(content: bytes) -> dict[tuple[str, str], Any]:
         return [] if np.isscalar(values) else list(values.tolist())
 
     said: dict[tuple[str, str], Any] = {}
-    try:
+    with _undamaged():
         model = file_schema().Model.GetRootAs(content, 0)
         subgraph = model.Subgraphs(0)
         for at in range(subgraph.TensorsLength()):
@@ -167,8 +168,6 @@ def _declared(content: bytes) -> dict[tuple[str, str], Any]:
         said["", "inputs"], said["", "outputs"] = end_names(content)
         entries = [model.Metadata(at) for at in range(model.MetadataLength())]
         own = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries if entry.Name() == _METADATA]
-    except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     try:
         said["", METADATA] = Signature.from_json(own[0]).as_json() if len(own) == 1 else None
     except ValueError:
@@ -196,23 +195,28 @@ def words_of(enumeration: str) -> dict[int, str]:
     return {value: word for word, value in values if isinstance(value, int)}
 
 
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    """What goes wrong within is the file's fault: the schema's classes trust all that they read."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+
+
 def end_names(content: bytes) -> tuple[list[str], list[str]]:
     """The names of a file's inputs and of its outputs, in its order.
 
     Raises:
         ValueError: the file is damaged.
     """
-    try:
+    with _undamaged():
         subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
+        sides = (subgraph.Inputs, subgraph.InputsLength), (subgraph.Outputs, subgraph.OutputsLength)
         inputs, outputs = (
             [(subgraph.Tensors(entry(at)).Name() or b"").decode("utf-8", "replace") for at in range(length())]
-            for entry, length in (
-                (subgraph.Inputs, subgraph.InputsLength),
-                (subgraph.Outputs, subgraph.OutputsLength),
-            )
+            for entry, length in sides
         )
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     return inputs, outputs
 
 
@@ -512,10 +516,8 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
         ValueError: the file has no such tensors, or is damaged.
     """
     positions = positions_of(content, names)
-    try:
+    with _undamaged():
         return with_outputs_at(content, positions)
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
 
 
 def positions_of(content: bytes, names: tuple[str, ...]) -> list[int]:
@@ -526,13 +528,11 @@ def positions_of(content: bytes, names: tuple[str, ...]) -> list[int]:
     Raises:
         ValueError: the file has no such tensors, or is damaged.
     """
-    try:
+    with _undamaged():
         subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
         # A name may be missing in a damaged file, and a tensor without one may stay so.
         pairs = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
         positions = {name.decode(): position for position, name in pairs if name is not None}
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     missing = [name for name in names if name not in positions]
     if missing:
         raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")

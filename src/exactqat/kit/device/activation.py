@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -180,7 +180,7 @@ class Tabulated(Unary):
         steps, _ = self.onnx_steps(source, output, attributes)
         return within_int8(np.rint(steps) + zero_point_of(output))
 
-    def onnx_function(self, writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, **words: Any) -> None:
+    def onnx_function(self, writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, **words: object) -> None:
         """The function where all codes are sure, else a table."""
         source = writer.graph.tensors[operator.inputs[0]]
         if output.dtype == "int8" and not as_onnx.is_settled(*self.onnx_steps(source, output, operator.attributes)):
@@ -261,7 +261,7 @@ SCALES_OF_CURVES = {
 }
 
 
-class Curve(Tabulated):
+class OnFixedGrid(Tabulated):
     """A function whose grid the device fixes.
 
     Attributes:
@@ -295,7 +295,7 @@ class Curve(Tabulated):
 
 
 @register
-class Logistic(Curve):
+class Logistic(OnFixedGrid):
     """1 / (1 + exp(-x))."""
 
     kind = "LOGISTIC"
@@ -314,7 +314,7 @@ class Logistic(Curve):
 
 
 @register
-class Tanh(Curve):
+class Tanh(OnFixedGrid):
     """The hyperbolic tangent."""
 
     kind = "TANH"
@@ -401,7 +401,7 @@ class Exp(OfTheLibrary):
 
 
 @register
-class Table(Unary):
+class TableOfCodes(Unary):
     """Any function of one operand: the results of all codes stand in the file, so that device and training round alike.
 
     In the file it is CAST, ADD and GATHER, the only way that all runtimes take; TensorFlow Lite has no word for it.
@@ -453,7 +453,7 @@ def on_any_grid(kind: str) -> tuple[str, Attributes] | None:
     """The operator, and its attributes, that looks up what one of a fixed grid computes; None: there is none."""
     declaration = OPERATORS[kind]
     fits = declaration.fixed_grid is not None and declaration.float_kind in FUNCTIONS
-    return (Table.kind, {"function": declaration.float_kind, "parameters": ()}) if fits else None
+    return (TableOfCodes.kind, {"function": declaration.float_kind, "parameters": ()}) if fits else None
 
 
 @register
@@ -492,15 +492,15 @@ class Lookup(Unary):
         (source,), (output,) = context.tensors(operator)
         name = self.made_of(source, output, operator.attributes)
         if name:
-            context.step(operator, {"function": name}, kind=Table.kind)
+            context.step(operator, {"function": name}, kind=TableOfCodes.kind)
             return
         grids = tuple((float(scale_of(tensor)), zero_point_of(tensor)) for tensor in (source, output))
         context.step(operator, {**operator.attributes, "grids": grids})
 
     def made_of(self, source: Tensor, output: Tensor, attributes: Attributes) -> str:
         """The first function of `FUNCTIONS` whose table this is, of those that need no parameters; "": none."""
-        declaration = OPERATORS[Table.kind]
-        assert isinstance(declaration, Table)
+        declaration = OPERATORS[TableOfCodes.kind]
+        assert isinstance(declaration, TableOfCodes)
         for name in FUNCTIONS:
             try:
                 with np.errstate(all="ignore"):
@@ -544,7 +544,7 @@ class Lookup(Unary):
 # --- pieces of straight lines ----------------------------------------------------------------------------------------
 
 
-def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
+def rescaled(steps: np.ndarray, factor: object) -> np.ndarray:
     """Times a real factor in Q31: how LiteRT's built-in kernels go from one grid to another."""
     return multiply_fixed_point(steps, *fixed_point(factor))
 

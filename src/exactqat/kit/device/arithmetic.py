@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .operator import Attributes, Call, Refusal, Shape, need
+from .operator import Attributes, Call, DeviceOperator, Refusal, Shape, need
 from .primitives import A, RealPrimitives
 from .profile import Profile
 from .stated_arithmetic import Arithmetic
@@ -96,7 +96,7 @@ def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:
     return (x + half - ((x < 0) & (half > 0))) >> shift
 
 
-def multiply_wide(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
+def multiply_wide(accumulator: np.ndarray, significand: object, exponent: object) -> np.ndarray:
     """MultiplyByQuantizedMultiplier of 64-bit sums, as all kernels with int16 activations have it.
 
     The multiplier keeps 15 bits of its significand; the product is rounded once, half up.
@@ -118,7 +118,7 @@ def multiply_round_half_up(product: np.ndarray, factor: np.floating) -> np.ndarr
     return (product * significand + (1 << (shift - 1))) >> shift
 
 
-def fused_multiply_add(a: Any, b: Any, c: Any) -> np.ndarray:
+def fused_multiply_add(a: object, b: object, c: object) -> np.ndarray:
     """float32 a * b + c, rounded once."""
     a, b, c = (np.asarray(value, np.float32).astype(np.float64) for value in (a, b, c))
     product = a * b  # exact: 24 + 24 bits
@@ -232,6 +232,19 @@ def need_rows(inputs: Tensors, output: Tensor) -> None:
         else:
             fits = len(tensor.shape) < rank or tensor.shape[0] == 1
             need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+
+
+class Broadcasting(DeviceOperator):
+    """Operands that broadcast, but not along the batch; constants of the same or a lower rank among them."""
+
+    constants = True
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        return broadcast_shape(shapes)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        need_rows(inputs, output)
+        super().check(inputs, output, attributes)
 
 
 def divides_plainly(inputs: Tensors) -> bool:

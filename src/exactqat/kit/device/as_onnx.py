@@ -117,20 +117,3 @@ def normalized(codes: np.ndarray, source: Tensor, output: Tensor) -> np.ndarray:
 def is_settled(steps: np.ndarray, doubt: np.ndarray) -> bool:
     """Whether results in float64 steps lie further than that from half way between two codes."""
     return bool(np.all(np.abs(steps - np.floor(steps) - 0.5) > doubt))
-
-
-__all__ = [
-    "DOUBT",
-    "SHIFT",
-    "added",
-    "averaged",
-    "is_settled",
-    "moved",
-    "multiplied",
-    "normalized",
-    "operands",
-    "quantized",
-    "softmax",
-    "stored",
-    "with_zero_point",
-]

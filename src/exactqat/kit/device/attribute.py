@@ -15,15 +15,15 @@ REQUIRED: Any = object()
 Attributes = Mapping[str, Any]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
 
 
-def _are_integers(value: Any) -> bool:
+def _are_integers(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_integer, value))
 
 
@@ -60,7 +60,7 @@ class Attribute:
         if self.type not in TYPES:
             raise ValueError(f"type must be one of {', '.join(TYPES)}, got {self.type!r}")
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether a step may have this value."""
         if value is None:
             return self.optional or self.type == "anything"
@@ -75,5 +75,3 @@ class Attribute:
 
 
 NUMBER = Attribute("a number")
-
-__all__ = ["NUMBER", "REQUIRED", "TYPES", "Attribute", "Attributes"]

@@ -89,7 +89,7 @@ def scratch(name: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
     return kept[:size].view(dtype).reshape(shape)
 
 
-def repeated(name: str, values: np.ndarray, rows: int, dtype: Any = None) -> np.ndarray:
+def repeated(name: str, values: np.ndarray, rows: int, dtype: object = None) -> np.ndarray:
     """`scratch` [rows, channels] with values [channels] in every row: NumPy is three times slower on rows as short as
     there are channels than on whole blocks of them."""
     result = scratch(name, (rows, len(values)), dtype or values.dtype)

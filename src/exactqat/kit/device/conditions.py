@@ -8,39 +8,39 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, need_rows, scale_of
+from .arithmetic import (
+    Broadcasting,
+    Tensors,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    scale_of,
+)
 from .movement import Movement
-from .operator import BOOL, Attributes, Call, DeviceOperator, Shape, need, register
-from .reduction import Reduction
+from .operator import BOOL, Attributes, Call, Shape, need, register
+from .reduction import OverAxes, over
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes tables and products of conditions"
 
 
-class Condition(DeviceOperator):
+class Condition(Broadcasting):
     """Operands that broadcast; true or false for each value."""
 
     floats = True
     operands = (2, 2)
-    constants = True
     most_axes = 4
     purpose = PURPOSE
     function: ClassVar[Callable[..., np.ndarray]]
 
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return BOOL
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
 
     def float_results(self, call: Call) -> np.ndarray:
         return type(self).function(*call.codes)
 
 
-class Comparison(Condition):
+class Compare(Condition):
     """Of two tensors, each on a grid of its own, in fixed point. Which one is larger, LiteRT takes from codes of int16
     as they are; TFLite-Micro looks at multipliers that it does not set, so nothing is claimed."""
 
@@ -63,8 +63,7 @@ class Comparison(Condition):
     def wide_integers(self, call: Call) -> np.ndarray:
         return (self.integers if self.kind in ("EQUAL", "NOT_EQUAL") else self.plain_integers)(call)
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return type(self).function(*call.codes)
+    plain_integers = Condition.float_results
 
 
 class Logic(Condition):
@@ -72,9 +71,7 @@ class Logic(Condition):
 
     dtypes = (BOOL,)
     floats = False
-
-    def integers(self, call: Call) -> np.ndarray:
-        return type(self).function(*call.codes)
+    integers = Condition.float_results
 
 
 # Kind, what it computes, the name of its options table, and the version of its int8 form.
@@ -93,7 +90,7 @@ LOGIC: tuple[tuple[str, Callable[..., np.ndarray], str], ...] = (
 
 
 def _declare() -> None:
-    for base, rows, version in ((Comparison, COMPARISONS, 2), (Logic, LOGIC, 1)):
+    for base, rows, version in ((Compare, COMPARISONS, 2), (Logic, LOGIC, 1)):
         for kind, function, options in rows:
             members = {"kind": kind, "function": staticmethod(function), "options": options, "version": version}
             register(type(kind.title().replace("_", ""), (base,), {**members, "__module__": __name__}))
@@ -112,7 +109,7 @@ class LogicalNot(Logic):
     function = staticmethod(np.logical_not)
 
 
-class ReduceLogic(Reduction):
+class ReduceLogic(OverAxes):
     """Of the conditions along `axes`."""
 
     dtypes = (BOOL,)
@@ -124,8 +121,7 @@ class ReduceLogic(Reduction):
         return BOOL
 
     def integers(self, call: Call) -> np.ndarray:
-        axes, keep_dims = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        return np.asarray(self.function.reduce(call.codes[0], axes, keepdims=keep_dims))
+        return np.asarray(self.function.reduce(call.codes[0], **over(call.attributes)))
 
 
 @register
@@ -144,19 +140,12 @@ class ReduceAny(ReduceLogic):
     function = np.logical_or
 
 
-class Choice(Movement):
+class Choice(Broadcasting, Movement):
     """Where a condition holds the first tensor's value, elsewhere the second's; both lie on the grid of the result."""
 
     operands = (3, 3)
     conditions = (0,)
-    constants = True
     purpose = PURPOSE
-
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
 
     def integers(self, call: Call) -> np.ndarray:
         return np.where(*call.codes)
@@ -181,6 +170,3 @@ class Select(Choice):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
         return tuple(shapes[0])
-
-
-__all__ = ["Choice", "Comparison", "Condition", "Logic"]

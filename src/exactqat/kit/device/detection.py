@@ -171,6 +171,3 @@ def overlap(box: np.ndarray, others: np.ndarray) -> np.ndarray:
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     common = np.maximum(sides, 0).prod(-1)
     return np.where((area <= 0) | (areas <= 0), np.float32(0), common / (area + areas - common))
-
-
-__all__ = ["DetectionPostprocess"]

@@ -13,9 +13,9 @@ from . import as_onnx
 from . import fixed_point_functions as fixed
 from .arithmetic import (
     Arrays,
+    Broadcasting,
     Tensors,
     activate,
-    broadcast_shape,
     centered,
     divides_plainly,
     finish,
@@ -23,7 +23,6 @@ from .arithmetic import (
     multiply_fixed_point,
     multiply_round_half_up,
     need_quotients,
-    need_rows,
     rounding_shift,
     scale_of,
     scales_for,
@@ -41,7 +40,6 @@ from .operator import (
     Operator,
     Refusal,
     ScaleLimits,
-    Shape,
     Unreadable,
     need,
     register,
@@ -62,7 +60,7 @@ def shifted_once(codes: np.ndarray, significand: np.ndarray, exponent: np.ndarra
     return (shifted * significand + 2**30) >> 31
 
 
-class Binary(DeviceOperator):
+class Binary(Broadcasting):
     """Two operands that broadcast; one may be a constant of the same or a lower rank.
 
     Attributes:
@@ -71,16 +69,8 @@ class Binary(DeviceOperator):
 
     operands = (2, 2)
     dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
-    constants = True
     pointwise = True
     onnx_kind: ClassVar[str]
-
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
-        super().check(inputs, output, attributes)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -417,7 +407,7 @@ class SquaredDifference(Binary):
         writer.computed(operator, output, "Mul", [difference, difference])
 
 
-class Unary(DeviceOperator):
+class OfOneOperand(DeviceOperator):
     """One operand, its result on a grid of its own."""
 
     pointwise = True
@@ -428,7 +418,7 @@ class Unary(DeviceOperator):
 
 
 @register
-class Absolute(Unary):
+class Absolute(OfOneOperand):
     """The magnitude."""
 
     kind = "ABS"

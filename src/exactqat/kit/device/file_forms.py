@@ -302,21 +302,3 @@ def reading_others(
 FILLED = "FILL"
 # Of more numbers, it is not a shape.
 MOST_SHAPE_NUMBERS = 1 << 10
-
-__all__ = [
-    "ACTIVATION",
-    "FILLED",
-    "MOST_SHAPE_NUMBERS",
-    "OFF_A_GRID",
-    "ONTO_A_GRID",
-    "SHAPE_ARITHMETIC",
-    "SHAPE_OF",
-    "FieldValue",
-    "FileOperator",
-    "InOperand",
-    "Option",
-    "Unreadable",
-    "has_room",
-    "without_packing",
-    "without_wrapping",
-]

@@ -272,6 +272,3 @@ class Relu0To1(Bounded):
 
     kind = "RELU_0_TO_1"
     bounds = (0.0, 1.0)
-
-
-__all__ = ["Bounded", "OfFiles"]

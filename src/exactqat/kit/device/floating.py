@@ -13,14 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, broadcast_shape, divides_plainly, need_quotients, need_rows
+from .arithmetic import Broadcasting, Tensors, divides_plainly, need_quotients
 from .contexts import NetworkContext, OnnxWriter
 from .file_forms import InOperand, Option
 from .functions import FUNCTIONS
 from .operator import (
     BOOL,
     FLOAT,
-    OPERATORS,
     REQUIRED,
     Attributes,
     Call,
@@ -127,11 +126,10 @@ class FloatUnary(Floating):
         return np.asarray(type(self).function(call.codes[0]), np.float32)
 
 
-class FloatBinary(Floating):
+class FloatBinary(Broadcasting, Floating):
     """A function of two operands that broadcast, value by value."""
 
     operands = (2, 2)
-    constants = True
     function: ClassVar[Callable[[np.ndarray, np.ndarray], np.ndarray]]
 
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
@@ -144,14 +142,8 @@ class FloatBinary(Floating):
         (word,), (shape,) = function.attributes, context.results(operator)
         context.give(operator, context.step(function.name, [x], shape, **{word: number}))
 
-    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        return broadcast_shape(shapes)
-
     def float_results(self, call: Call) -> np.ndarray:
         return np.asarray(type(self).function(*call.codes), np.float32)
-
-    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        need_rows(inputs, output)
 
 
 class Division(FloatBinary):
@@ -241,8 +233,7 @@ class CumulativeSum(Floating):
             sums = sums - x
         return np.flip(sums, axis).copy() if call.attributes["reverse"] else sums
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return self.float_results(call)
+    plain_integers = float_results
 
 
 @register
@@ -269,8 +260,7 @@ class AddN(Floating):
     def float_results(self, call: Call) -> np.ndarray:
         return np.asarray(sum(call.codes[1:], call.codes[0]))
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return self.float_results(call)
+    plain_integers = float_results
 
 
 @register
@@ -303,9 +293,3 @@ class LocalResponseNormalization(Floating):
         near = (sums[..., np.clip(end, 0, channels)] - sums[..., np.clip(first, 0, channels)]).astype(np.float32)
         whole = np.float32(call.attributes["bias"]) + np.float32(call.attributes["alpha"]) * near
         return np.asarray(x * np.power(whole, -np.float32(call.attributes["beta"])), np.float32)
-
-
-# Kinds that have no form in integers.
-FLOATING = tuple(kind for kind, operator in OPERATORS.items() if not operator.dtypes)
-
-__all__ = ["FLOATING", "Dequantize", "FloatBinary", "FloatUnary"]

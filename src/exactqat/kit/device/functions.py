@@ -248,7 +248,7 @@ def _instructions(attributes: Attributes) -> Attributes:
     return {str(place): triple for place, triple in enumerate(attributes["instructions"])}
 
 
-def _table(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
+def _table(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **settings: object) -> None:
     """Likewise one that becomes a table, and is recognised."""
     _named(name, real, frameworks, **{"operator": "TABLE", "recognized": PLAIN, **settings})
 

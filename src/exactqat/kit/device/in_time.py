@@ -13,24 +13,22 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
-from .activation import HardSwish, PRelu
-from .activation import Unary as Function
+from .activation import HardSwish, PRelu, Unary
 from .arithmetic import Tensors, same_padding, zero_point_of
 from .conditions import Choice, Condition
 from .convolution import Convolution
-from .elementwise import VECTOR, Add, Binary
-from .elementwise import Unary as Elementwise
+from .elementwise import VECTOR, Add, Binary, OfOneOperand
 from .embedding import Embedding
 from .floating import Dequantize, FloatBinary, FloatUnary
 from .matrix import BatchMatrixMultiply, FullyConnected
 from .movement import Concatenation, Gather, MirrorPad, Pad, PadV2, Reshape, StridedSlice, Transpose
-from .normalization import Row
+from .normalization import AlongAxis
 from .operator import Attributes, DeviceOperator, Refusal, Shape, is_wide, need
 from .pooling import MaxPool2D, Pool
 from .quantize import Quantize
 from .rearrangement import Parts, Reshaped, Slice
 from .recurrent import UnidirectionalSequenceLstm
-from .reduction import ArgMax, Reduction
+from .reduction import ArgMax, OverAxes
 from .tensor import Tensor, code_range
 
 # Values that HARD_SWISH takes at a time on ARM.
@@ -108,7 +106,7 @@ def others_than(touched: Sequence[int], axis: int, what: str) -> None:
     need(axis not in touched, f"it {what} along time, so that a frame depends on later ones")
 
 
-def replaced(values: Sequence[Any], axis: int, value: Any) -> tuple[Any, ...]:
+def replaced(values: Sequence[Any], axis: int, value: object) -> tuple[Any, ...]:
     """The values with another one at an axis."""
     return tuple(value if at == axis else entry for at, entry in enumerate(values))
 
@@ -121,8 +119,8 @@ def frame_size(tensor: Tensor, axis: int) -> int:
 # --- value by value -------------------------------------------------------------------------------------------------
 
 
-@in_time.register(Function)
-@in_time.register(Elementwise)
+@in_time.register(Unary)
+@in_time.register(OfOneOperand)
 @in_time.register(Binary)
 @in_time.register(PRelu)
 @in_time.register(Condition)
@@ -341,13 +339,13 @@ def _(operator: Pool, inputs: Tensors, outputs: Tensors, attributes: Attributes,
 
 
 @in_time.register
-def _(operator: Row, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
+def _(operator: AlongAxis, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     axis = time_of(axes)
     others_than([len(inputs[0].shape) - 1], axis, "weighs frames against each other")
     return InTime(axis)
 
 
-@in_time.register(Reduction)
+@in_time.register(OverAxes)
 @in_time.register(ArgMax)
 def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     axis = time_of(axes)
@@ -403,6 +401,3 @@ def time_axis_sizes(tensor: Tensor, axis: int, rank: int) -> tuple[int, int]:
     it has none."""
     own = axis - (rank - len(tensor.shape))
     return own, tensor.shape[own] if own >= 0 else 1
-
-
-__all__ = ["Axes", "InTime", "in_time", "time_axis_sizes"]

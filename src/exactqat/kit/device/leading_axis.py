@@ -151,6 +151,3 @@ RESHAPED = "RESHAPE"
 def lacks_a_batch(shape: Sequence[int]) -> bool:
     """Whether an input of this shape has no axis for a batch of one."""
     return not shape or shape[0] != 1
-
-
-__all__ = ["RESHAPED", "lacks_a_batch", "with_leading_axis"]

@@ -139,9 +139,6 @@ class FullyConnected(Weighted):
         sums: np.ndarray = (x if attributes["keep_axes"] else x.reshape(-1, filter.shape[1])) @ filter.T
         return sums
 
-    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
-        return multiplier  # by LiteRT
-
     def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         if profile.fully_connected_in_float64 and not profile.optimized:
             return self.wide_steps(accumulator, inputs, output, profile)

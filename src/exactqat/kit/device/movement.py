@@ -123,15 +123,7 @@ class Concatenation(Movement):
     wide_version = 3
     options = "ConcatenationOptions"
 
-    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
-        """inputs: names; output: where the result is stored.
-
-        An operand in another quantization than the result's gets a QUANTIZE in front. With two placements every operand
-        is requantized into the first and shifted into the second, so that it is clamped like any other tensor.
-        """
-        return self._build(builder, *arguments, name=name, **attributes)
-
-    def _build(
+    def build(  # type: ignore[override]
         self,
         builder: GraphBuilder,
         inputs: Sequence[str],
@@ -140,6 +132,11 @@ class Concatenation(Movement):
         name: str,
         axis: int = 3,
     ) -> str:
+        """inputs: names; output: where the result is stored.
+
+        An operand in another quantization than the result's gets a QUANTIZE in front. With two placements every operand
+        is requantized into the first and shifted into the second, so that it is clamped like any other tensor.
+        """
         placements = (output,) if isinstance(output, Quantization) else tuple(output)
         operands = []
         for index, operand in enumerate(inputs):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ SUM_BITS = 12
 EXPONENT_BITS = 5
 
 
-class Row(DeviceOperator):
+class AlongAxis(DeviceOperator):
     """Along one axis, which a plan names `axis` and which comes last on the device."""
 
     mechanisms = {
@@ -72,7 +71,7 @@ class Row(DeviceOperator):
 
     @staticmethod
     def onnx_row(
-        writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, computed: str, **attributes: Any
+        writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, computed: str, **attributes: object
     ) -> None:
         """A node over the device's last axis."""
         rank = len(output.shape)
@@ -102,7 +101,7 @@ def exponentials(codes: np.ndarray, source: Tensor, beta: float) -> tuple[np.nda
 
 
 @register
-class Softmax(Row):
+class Softmax(AlongAxis):
     """exp(beta * x), divided by the sum of the row. XNNPACK leaves it to the built-in kernel.
 
     That kernel is another one on ARM, with tables of 16 bits; it is not modelled here, so nothing is claimed there. The
@@ -185,7 +184,7 @@ class Softmax(Row):
 
 
 @register
-class LogSoftmax(Row):
+class LogSoftmax(AlongAxis):
     """The logarithm of softmax."""
 
     kind = "LOG_SOFTMAX"
@@ -236,7 +235,7 @@ class LogSoftmax(Row):
 
 
 @register
-class L2Normalization(Row):
+class L2Normalization(AlongAxis):
     """x divided by the length of its row; a row of zeros stays one. The length of all codes is the same.
 
     A plan may name an `epsilon`, what is divided by at least. The device has none: it sees rows of zeros and of a step

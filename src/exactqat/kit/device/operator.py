@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .attribute import REQUIRED, Attributes
+from .attribute import REQUIRED as REQUIRED
+from .attribute import Attributes
 from .file_forms import FieldValue, FileOperator, InOperand, Option
 from .presence import lacks
 from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
 from .real import real_numbers
-from .refusals import Refusal, Unreadable, need
+from .refusals import Refusal, need
+from .refusals import Unreadable as Unreadable
 from .stated_arithmetic import Arithmetic
-from .tensor import INDICES, PLAIN, Quantization, Tensor, per_tensor
+from .tensor import INDICES, PLAIN, Tensor, per_tensor
+from .tensor import Quantization as Quantization
 
 if TYPE_CHECKING:
     from .contexts import (
@@ -668,34 +671,3 @@ def in_float(inputs: Sequence[Tensor], output: Tensor) -> bool:
 def in_int16() -> tuple[str, ...]:
     """Kinds of the operators that can be stored in int16."""
     return tuple(kind for kind, operator in OPERATORS.items() if "int16" in operator.dtypes)
-
-
-__all__ = [
-    "ACTIVATIONS",
-    "BOOL",
-    "FLOAT",
-    "OPERATORS",
-    "PADDINGS",
-    "REQUIRED",
-    "Attributes",
-    "Call",
-    "DeviceOperator",
-    "FileOperator",
-    "FileStep",
-    "Layout",
-    "LoweredTensor",
-    "Operator",
-    "Quantization",
-    "Refusal",
-    "ScaleLimits",
-    "Shape",
-    "Tensor",
-    "Unreadable",
-    "are_steps",
-    "in_float",
-    "in_int16",
-    "is_wide",
-    "need",
-    "register",
-    "written",
-]

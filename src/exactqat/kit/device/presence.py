@@ -26,6 +26,3 @@ def lacks(profile: Profile, name: str) -> str:
     kind, _, dtype = name.partition(":")
     words = (dtype or "int8").replace(":", " with ").replace("_", " ")
     return f"{profile.title} has no {kind} in {words}"
-
-
-__all__ = ["ABSENT", "lacks"]

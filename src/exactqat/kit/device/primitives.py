@@ -193,5 +193,3 @@ class NumPyPrimitives:
 
 # As far as they go; the types of NumPy's own functions say more than any protocol.
 NUMPY = cast(RealPrimitives[Any], NumPyPrimitives)
-
-__all__ = ["A", "NUMPY", "Array", "NumPyPrimitives", "Pairs", "RealPrimitives", "ResultGrid"]

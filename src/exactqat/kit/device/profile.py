@@ -409,27 +409,3 @@ ONNXRUNTIME_X86 = declare(
 DEFAULT_PROFILE = X86.name
 # The alias of LiteRT's default kernels, on whatever processor.
 DEFAULT_KERNELS = "xnnpack"
-
-__all__ = [
-    "ARM64",
-    "DEFAULT_KERNELS",
-    "DEFAULT_PROFILE",
-    "MECHANISMS",
-    "MICRO",
-    "ONNXRUNTIME_X86",
-    "PACKAGED",
-    "PROFILES",
-    "REFERENCE",
-    "X86",
-    "DeviceName",
-    "Profile",
-    "declare",
-    "formerly",
-    "known_names",
-    "profile_named",
-    "profile_of_data",
-    "read_profile",
-    "that_run",
-    "with_alias",
-    "with_runtimes",
-]

@@ -18,6 +18,3 @@ def real_numbers(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
         channels[grid.axis] = -1
     steps = codes.astype(np.int32) - grid.zero_point.astype(np.int32).reshape(channels)
     return np.asarray(steps.astype(np.float32) * grid.scale.reshape(channels))
-
-
-__all__ = ["real_numbers"]

@@ -320,7 +320,7 @@ class Parts(Movement):
 
 
 @register
-class Split(Parts):
+class EqualParts(Parts):
     """`count` equal pieces along `axis`."""
 
     kind = "SPLIT"

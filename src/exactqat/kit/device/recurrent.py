@@ -575,6 +575,3 @@ def by_operators(
     factor = fixed_point(FUNCTION_SCALE**2 / float(scale_of(inputs[STATE])))
     steps = multiply_fixed_point(leave * interpolated.tanh_at(position), *factor) + zero_point_of(inputs[STATE])
     return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
-
-
-__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm", "UnidirectionalSequenceRnn"]

@@ -49,7 +49,7 @@ from .stated_arithmetic import Arithmetic
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
 
-class Reduction(DeviceOperator):
+class OverAxes(DeviceOperator):
     """Over `axes`, which are left out of the result unless `keep_dims`."""
 
     attributes = {"axes": (1, 2), "keep_dims": False}
@@ -94,8 +94,12 @@ class Reduction(DeviceOperator):
 
 def stated_reduction(call: Call, arithmetic: Arithmetic, count: int) -> np.ndarray:
     """The sum of steps times the quotient of scales and count."""
-    axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-    return stated_codes(call, arithmetic, centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep), count)
+    return stated_codes(call, arithmetic, centered(call.codes[0], call.inputs[0]).sum(**over(call.attributes)), count)
+
+
+def over(attributes: Attributes) -> dict[str, Any]:
+    """The axes as NumPy's reductions take them."""
+    return {"axis": tuple(attributes["axes"]), "keepdims": bool(attributes["keep_dims"])}
 
 
 def reduced_count(tensor: Tensor, attributes: Attributes) -> int:
@@ -112,8 +116,7 @@ def xnnpack_reduction(
     """
     input_zero_point, zero_point = (np.float32(zero_point_of(tensor)) for tensor in (input, output))
     offset = -(input_zero_point * np.float32(reduced_count(input, attributes)))
-    axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
-    total = codes.sum(axes, dtype=np.int64, keepdims=keep).astype(np.float32)
+    total = codes.sum(dtype=np.int64, **over(attributes)).astype(np.float32)
     if profile.fuses_multiply_add:
         bias = fused_multiply_add(offset, multiplier, zero_point)
         result = fused_multiply_add(total, multiplier, bias)
@@ -123,7 +126,7 @@ def xnnpack_reduction(
 
 
 @register
-class Mean(Reduction):
+class Mean(OverAxes):
     """The average."""
 
     kind = "MEAN"
@@ -149,9 +152,8 @@ class Mean(Reduction):
 
     def integers(self, call: Call) -> np.ndarray:
         count = reduced_count(call.inputs[0], call.attributes)
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
         if call.profile.rounds_as_onnx:
-            total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
+            total = centered(call.codes[0], call.inputs[0]).sum(**over(call.attributes))
             return as_onnx.averaged(total, count, call.inputs[0], call.output, call.attributes)
         if call.profile.delegates:
             multiplier = (scale_of(call.inputs[0]) / scale_of(call.output)) * (np.float32(1) / np.float32(count))
@@ -161,7 +163,7 @@ class Mean(Reduction):
         # The division by the count is folded into the multiplier, where its remainder is cut off.
         significand, exponent = fixed_point(float(scale_of(call.inputs[0])) / float(scale_of(call.output)))
         shift = min(count.bit_length() - 1, 31 + int(exponent))
-        total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
+        total = centered(call.codes[0], call.inputs[0]).sum(**over(call.attributes))
         steps = multiply_fixed_point(total, (significand << shift) // count, exponent - shift)
         return finish(steps, call.output, call.attributes, call.profile)
 
@@ -169,8 +171,10 @@ class Mean(Reduction):
         return self.integers(replace(call, profile=REFERENCE))
 
     def plain_integers(self, call: Call) -> np.ndarray:
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        total, count = call.codes[0].sum(axes, np.int64, keepdims=keep), reduced_count(call.inputs[0], call.attributes)
+        total, count = (
+            call.codes[0].sum(dtype=np.int64, **over(call.attributes)),
+            reduced_count(call.inputs[0], call.attributes),
+        )
         return (np.sign(total) * (np.abs(total) // count)).astype(call.output.dtype)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
@@ -195,7 +199,7 @@ class Mean(Reduction):
 
 
 @register
-class Sum(Reduction):
+class Sum(OverAxes):
     """The sum. LiteRT's default kernel for int16 multiplies it in float32; what its reference kernel makes of int16 is
     in part what lies in memory, so nothing is claimed."""
 
@@ -215,7 +219,6 @@ class Sum(Reduction):
         return stated_reduction(call, arithmetic, 1)
 
     def integers(self, call: Call) -> np.ndarray:
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
         if call.profile.delegates:
             multiplier = scale_of(call.inputs[0]) / scale_of(call.output)
             return xnnpack_reduction(
@@ -225,27 +228,25 @@ class Sum(Reduction):
         if call.profile.sums_as_unsigned:
             # What LiteRT's reference kernel makes of negative codes is of no use, but its own.
             count = reduced_count(call.inputs[0], call.attributes)
-            total = call.codes[0].view(np.uint8).sum(axes, dtype=np.int64, keepdims=keep)
+            total = call.codes[0].view(np.uint8).sum(dtype=np.int64, **over(call.attributes))
             steps = multiply_fixed_point(total - zero_point_of(call.inputs[0]) * count, significand, exponent)
             return np.clip(steps + zero_point_of(call.output), 0, 255).astype(np.uint8).view(np.int8)
-        total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
+        total = centered(call.codes[0], call.inputs[0]).sum(**over(call.attributes))
         return finish(multiply_fixed_point(total, significand, exponent), call.output, call.attributes, call.profile)
 
     def wide_integers(self, call: Call) -> np.ndarray:
         if not call.profile.optimized:
             return self.integers(replace(call, profile=MICRO))
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        total = call.codes[0].sum(axes, dtype=np.int64, keepdims=keep).astype(np.float32)
+        total = call.codes[0].sum(dtype=np.int64, **over(call.attributes)).astype(np.float32)
         steps = round_half_away(total * (scale_of(call.inputs[0]) / scale_of(call.output)))
         return finish(steps, call.output, call.attributes, call.profile)
 
     def plain_integers(self, call: Call) -> np.ndarray:
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        return call.codes[0].sum(axes, dtype=call.output.dtype, keepdims=keep)
+        return call.codes[0].sum(dtype=call.output.dtype, **over(call.attributes))
 
 
 @register
-class ReduceProd(Reduction):
+class ReduceProd(OverAxes):
     """The product.
 
     The kernels scale after every factor, the first one as well, by a multiplier that the codes' scale and the root of
@@ -289,11 +290,10 @@ class ReduceProd(Reduction):
         return finish(kept, call.output, call.attributes, call.profile)
 
     def plain_integers(self, call: Call) -> np.ndarray:
-        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        return call.codes[0].prod(axes, dtype=call.output.dtype, keepdims=keep)
+        return call.codes[0].prod(dtype=call.output.dtype, **over(call.attributes))
 
 
-class ReduceExtreme(Reduction):
+class ReduceExtreme(OverAxes):
     """The largest or the smallest code."""
 
     same_quantization = True
@@ -308,8 +308,7 @@ class ReduceExtreme(Reduction):
         return primitives.amax(x, axes, keep_dims) if self.largest else primitives.amin(x, axes, keep_dims)
 
     def integers(self, call: Call) -> np.ndarray:
-        axes, keep_dims = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
-        return (np.amax if self.largest else np.amin)(call.codes[0], axes, keepdims=keep_dims)
+        return (np.amax if self.largest else np.amin)(call.codes[0], **over(call.attributes))
 
 
 @register
@@ -378,14 +377,10 @@ class ArgMax(DeviceOperator):
     def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.argmax(operands[0], attributes["axis"])
 
-    def float_results(self, call: Call) -> np.ndarray:
-        return self.integers(call)
-
     def integers(self, call: Call) -> np.ndarray:
         return self.find(call.codes[0], call.attributes["axis"]).astype(call.output.dtype)
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return self.integers(call)
+    float_results = plain_integers = integers
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}

@@ -27,6 +27,3 @@ def need(condition: bool, message: str) -> None:
     """Raises `Refusal` with the message unless the condition holds."""
     if not condition:
         raise Refusal(message)
-
-
-__all__ = ["Refusal", "Unreadable", "need"]

@@ -82,7 +82,7 @@ class Resize(DeviceOperator):
         context.give(operator, x if same else context.step("resize", [x], shape, size=size, mode=mode, **align))
 
     @staticmethod
-    def onnx_resize(writer: OnnxWriter, operator: Operator, output: Tensor, real: str, **attributes: Any) -> str:
+    def onnx_resize(writer: OnnxWriter, operator: Operator, output: Tensor, real: str, **attributes: object) -> str:
         name = output.name
         # Sizes of all axes: onnxruntime loses those of some (`axes`) where it moves the node in a larger graph.
         spatial = writer.constant(f"{name}/spatial", np.array(operator.attributes["size"], np.int64))

@@ -150,12 +150,8 @@ class ScatterNd(Floating):
             np.add.at(result[at : at + 1], places, values[None])
         return result
 
-    def plain_integers(self, call: Call) -> np.ndarray:
-        return self.float_results(call)
+    plain_integers = float_results
 
 
-def _nested(values: Any) -> Any:
+def _nested(values: object) -> Any:
     return tuple(map(_nested, values)) if isinstance(values, list) else values
-
-
-__all__ = ["DynamicUpdateSlice", "GatherNd", "ScatterNd", "TopK"]

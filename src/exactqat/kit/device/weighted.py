@@ -22,7 +22,6 @@ from .arithmetic import (
     multiply_fixed_point,
     multiply_half_up,
     multiply_wide,
-    reduced,
     scale_of,
     zero_point_of,
 )
@@ -101,12 +100,7 @@ class Weighted(DeviceOperator):
         "XNNPACK takes the even one and the built-in kernels the one away from zero",
     }
 
-    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
-        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
-        [channels]; then the result's Quantization. The scale of the bias follows."""
-        return self._build(builder, *arguments, name=name, **attributes)
-
-    def _build(
+    def build(  # type: ignore[override]
         self,
         builder: GraphBuilder,
         input: str,
@@ -117,9 +111,13 @@ class Weighted(DeviceOperator):
         *,
         name: str,
         zero_point: int | None = None,
-        **attributes: Any,
+        **attributes: object,
     ) -> str:
-        """zero_point: of a filter as a file holds it, which may have codes of -128."""
+        """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
+        [channels]; then the result's Quantization. The scale of the bias follows.
+
+        zero_point: of a filter as a file holds it, which may have codes of -128.
+        """
         dtype, widest = bias_dtype(builder.tensor(input)), 127 if zero_point is None else 128
         for what, codes, bound in (("filter", filter, widest), ("bias", bias, LARGEST_BIAS[dtype])):
             values = np.asarray(codes, np.float64)
@@ -340,11 +338,6 @@ class Weighted(DeviceOperator):
         """Steps of the result from 64-bit sums."""
         return multiply_wide(accumulator, *fixed_point(real_multiplier(inputs, output)))
 
-    def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
-        """What kernels for int16 make of real multipliers, float64: training follows them there."""
-        significand, exponent = fixed_point(multiplier)
-        return np.asarray(reduced(significand) * 2.0 ** (exponent - 15))
-
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         """Sums of products of an input and a filter, [..., channels]; the zero point of int16 is 0."""
         raise NotImplementedError(f"{self.kind} has no int16 form")
@@ -556,12 +549,3 @@ def real_multiplier(inputs: Tensors, output: Tensor) -> np.ndarray:
     input_scale, filter_scale = (tensor.quantization.scale.astype(np.float64) for tensor in inputs[:2])
     multiplier = input_scale * filter_scale / float(scale_of(output))
     return np.broadcast_to(multiplier, inputs[2].shape)
-
-
-__all__ = [
-    "ROUNDINGS",
-    "Products",
-    "Requantization",
-    "Weighted",
-    "filter_reach",
-]

@@ -41,6 +41,3 @@ def places(sizes: Mapping[str, int], alive: Mapping[str, tuple[int, int]]) -> tu
         result[name] = offset
         taken.append((offset, offset + size, name))
     return result, max((end for _, end, _ in taken), default=0)
-
-
-__all__ = ["LINE", "lifetimes", "places"]

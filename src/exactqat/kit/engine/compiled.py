@@ -27,7 +27,7 @@ PROGRAMS = 2
 Plan = tuple[Any, tuple[int, ...]]
 
 
-class Step(Protocol):
+class RunnableStep(Protocol):
     """An operator of a graph."""
 
     @property
@@ -45,13 +45,13 @@ class Step(Protocol):
     def unsigned(self) -> bool: ...
 
 
-class Network(Protocol):
+class Runnable(Protocol):
     """A graph, such as `deploy.Graph`."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...
     @property
-    def operators(self) -> Sequence[Step]: ...
+    def operators(self) -> Sequence[RunnableStep]: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
     @property
@@ -67,7 +67,7 @@ class Compiled:
         profile: whose integers.
     """
 
-    def __init__(self, graph: Network, profile: str | Profile, like: Compiled | None = None) -> None:
+    def __init__(self, graph: Runnable, profile: str | Profile, like: Compiled | None = None) -> None:
         """like: that of a graph with operators in common, which are then not prepared again."""
         self.profile = profile_named(profile)
         self._tensors = graph.tensors
@@ -321,7 +321,7 @@ class Compiled:
             profile = self._profile_of(step)
             return by_declaration(OPERATORS[step.kind], codes, inputs, outputs, step.attributes, profile)
 
-    def _profile_of(self, step: Step) -> Profile:
+    def _profile_of(self, step: RunnableStep) -> Profile:
         """The profile whose arithmetic computes an operator: the built-in kernels' if delegates leave it to them."""
         tensors = [self._tensors[name] for name in step.inputs]
         profile = self.profile.of(step.kind, is_wide(tensors, self._tensors[step.outputs[0]]))
@@ -402,13 +402,10 @@ class _Program:
 _known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKeyDictionary()
 
 
-def compiled_for(graph: Network, profile: str | Profile) -> Compiled:
+def compiled_for(graph: Runnable, profile: str | Profile) -> Compiled:
     """The compiled network, which is cached as long as the graph lives."""
     known = _known.setdefault(graph, {})
     profile = profile_named(profile)
     if profile not in known:
         known[profile] = Compiled(graph, profile)
     return known[profile]
-
-
-__all__ = ["Compiled", "Network", "Step", "compiled_for"]

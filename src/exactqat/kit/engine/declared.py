@@ -40,6 +40,3 @@ def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Seq
     table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
     first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)
     return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
-
-
-__all__ = ["RESULTS_PER_ENTRY", "by_declaration", "from_table"]

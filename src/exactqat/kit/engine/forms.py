@@ -118,25 +118,8 @@ def may_use_dot_products() -> int:
     return int(os.environ.get("EXACTQAT_DOT_PRODUCTS", "1") != "0")
 
 
-def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: Any) -> None:
+def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: object) -> None:
     """Calls a kernel on dense arrays in C order."""
     arrays = [*operands, *result]
     described = [(str(array.dtype), list(array.shape)) for array in arrays]
     cpu.kernels.plan(kernel, described, len(operands), numbers)(*(array.ctypes.data for array in arrays))
-
-
-__all__ = [
-    "MAKERS",
-    "RESULT",
-    "Form",
-    "KernelCall",
-    "Maker",
-    "Part",
-    "fallback_form",
-    "form_of",
-    "in_one_dtype",
-    "is_int8",
-    "make",
-    "may_use_dot_products",
-    "run",
-]

@@ -48,6 +48,3 @@ def dequantized(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 def _serves(tensor: Tensor) -> bool:
     return has_kernels(cpu.kernels) and tensor.dtype in CODE_RANGES and tensor.quantization.scale[0] >= SMALLEST_SCALE
-
-
-__all__ = ["dequantized", "quantized"]

@@ -17,6 +17,3 @@ def users_line() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1
     return level
-
-
-__all__ = ["PACKAGE", "users_line"]

@@ -25,7 +25,7 @@ class Ends:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.signature = inspect.Signature([inspect.Parameter(word, kind) for word in words])
 
-    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def flatten(self, *args: object, **kwargs: object) -> list[Any]:
         """
         Raises:
             TypeError: the arguments are not the file's inputs.
@@ -45,6 +45,3 @@ class Ends:
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
-
-
-__all__ = ["Ends"]

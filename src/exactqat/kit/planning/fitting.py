@@ -192,6 +192,3 @@ def moved_sentence(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
         f"'{names[0]}' from {low:.3g}..{high:.3g} to {new_low:.3g}..{new_high:.3g}{more}: few codes are left for "
         "the values stored there; check whether they nearly vanish or cancel, or whether its learned range ran away"
     )
-
-
-__all__ = ["RangesMovedWarning", "constant_limits", "constant_step", "fitting_ranges", "limits_of", "moved_sentence"]

@@ -45,7 +45,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _operation(word: str, reflected: bool = False) -> Callable[..., _Symbol]:
     """A method that records a call of one of `_FUNCTIONS`."""
 
-    def record(*args: Any) -> _Symbol:
+    def record(*args: object) -> _Symbol:
         nodes = tuple(argument.node if isinstance(argument, _Symbol) else argument for argument in args)
         return _Symbol(_Applied(word, nodes[::-1] if reflected else nodes))
 
@@ -78,10 +78,10 @@ class Formula:
         """
         self.result = function(*(_Symbol(_Operand(number)) for number in range(count))).node
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: object) -> Any:
         known: dict[int, Any] = {}
 
-        def value(node: Any) -> Any:
+        def value(node: object) -> Any:
             if isinstance(node, _Operand):
                 return arrays[node.number]
             if not isinstance(node, _Applied):
@@ -91,6 +91,3 @@ class Formula:
             return known[id(node)]
 
         return value(self.result)
-
-
-__all__ = ["Formula"]

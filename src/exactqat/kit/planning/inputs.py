@@ -11,7 +11,7 @@ from .plans import PlanInput
 Shape = tuple[Any, ...]
 
 
-def require_input(port: PlanInput, shape: Shape, dtype: Any, real: bool) -> None:
+def require_input(port: PlanInput, shape: Shape, dtype: object, real: bool) -> None:
     """Raises if an array is not a batch of what a network was prepared for: any number of examples, all else equal.
 
     It runs at each call of a prepared model, and on a tracer's shape.
@@ -113,6 +113,3 @@ def misfit_of_example(
 def _moved(shape: Shape, at: int) -> Shape:
     orders = _orders(len(shape))
     return tuple(shape[axis] for axis in orders[at]) if orders else shape
-
-
-__all__ = ["misfit_of_example", "require_examples", "require_input", "require_rows"]

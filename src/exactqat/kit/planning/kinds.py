@@ -251,5 +251,3 @@ KINDS: dict[str, Kind] = {
     **{name: _of_binary(name) for name in _BINARY},
     **{name: Kind(name, tuple(inputs.split()), attributes) for name, (inputs, attributes) in _DECLARED.items()},
 }
-
-__all__ = ["COMPARISONS", "KINDS", "Kind"]

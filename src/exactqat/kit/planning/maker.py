@@ -266,8 +266,8 @@ class Maker:
         self,
         x: Stored,
         part: str | None = None,
-        expression: Any = None,
-        **attributes: Any,
+        expression: object = None,
+        **attributes: object,
     ) -> Stored:
         """What training computes from a tensor that the device leaves as it is.
 

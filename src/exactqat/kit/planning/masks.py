@@ -255,27 +255,3 @@ def is_on_whole_grid(rule: Rule) -> bool:
     """Whether it is such a rule."""
     grids = [(bits, tuple(map(float, ends))) for bits, ends in _GRIDS]
     return rule.ranges == "fixed" and (rule.activation_bits, rule.fixed_range) in grids
-
-
-__all__ = [
-    "HIDES",
-    "HIDING",
-    "HOLDS",
-    "LARGEST",
-    "MOVES",
-    "SURELY_MASKED",
-    "TRUTH",
-    "are_zeros_and_ones",
-    "extents",
-    "hides",
-    "hides_scores",
-    "is_hiding",
-    "is_mask",
-    "is_of_truth",
-    "is_on_whole_grid",
-    "is_truth",
-    "line_in_front_of_softmax",
-    "on_whole_grid",
-    "rows_of_tables",
-    "with_examples",
-]

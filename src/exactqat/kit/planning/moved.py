@@ -42,6 +42,3 @@ def warn_of_moved_weights(plan: Plan, tensors: Mapping[str, Any]) -> None:
             WeightsMovedWarning,
             stacklevel=users_line(),
         )
-
-
-__all__ = ["WeightsMovedWarning", "warn_of_moved_weights"]

@@ -154,6 +154,3 @@ class Network:
         missing = [name for name in self.outputs if name not in names and name not in self.constants]
         if missing:
             raise ValueError(f"no step makes the outputs {', '.join(missing)}")
-
-
-__all__ = ["KINDS", "Constant", "Network", "Place", "Step", "Value"]

@@ -100,6 +100,3 @@ class ObservedParts:
         """What an operand was before planning moved it to the whole's grid, by a step that it calls so."""
         step = self._plan.stored(name)
         return step.operands[0] if isinstance(step, PlanStep) and name.startswith(f"{whole}_operand_") else name
-
-
-__all__ = ["STEPS", "ObservedParts", "UnequalPart", "UnequalPartsWarning", "meets", "unequal", "warn_of"]

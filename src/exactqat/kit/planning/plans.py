@@ -20,7 +20,7 @@ from ..device import OPERATORS
 from ..device.attribute import Attributes
 from ..device.primitives import A
 from ..display import listed, shortened
-from .network import Constant, Network, Place, Step
+from .network import Constant, Network, Place
 from .rules import Rule
 
 # A narrower range has no usable scale, as products of scales have to be normal float32 numbers; [0, 1] replaces it.
@@ -432,25 +432,3 @@ def branch_range(
     if grids[0].nonnegative:
         return low, where(dead, width * wider, high)
     return where(dead, total_low * wider, low), where(dead, total_high * wider, high)
-
-
-__all__ = [
-    "SMALLEST_WIDTH",
-    "BatchNorm",
-    "Derived",
-    "Grid",
-    "Numbers",
-    "Plan",
-    "PlanInput",
-    "PlanOutput",
-    "PlanStep",
-    "Step",
-    "MissingData",
-    "WeightNumbers",
-    "Weights",
-    "branch_range",
-    "refuse_batch",
-    "require_data",
-    "require_finite",
-    "without_data",
-]

@@ -111,7 +111,7 @@ def _rule(words: list[str]) -> Rule:
     return Rule(layer, int(bits[1]), int(bits[2]), **settings)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -131,6 +131,3 @@ def _read(name: str, value: str) -> Any:
     if len(numbers) != wanted:
         raise ValueError(f"{name} must be {'MIN,MAX' if wanted == 2 else 'a number'}, got {value!r}")
     return numbers if wanted == 2 else numbers[0]
-
-
-__all__ = ["load_rules", "parse_rules", "rules_text", "save_rules"]

@@ -27,7 +27,7 @@ from ..train.keras.prepare import prepare
 import keras
 
 from ...kit.device import OPERATORS
-from ...kit.planning.rules import Rule, UnusedRuleWarning
+from ...kit.planning.rules import UnusedRuleWarning
 from . import quantizers
 from .rules import Default8BitQuantizeScheme, DefaultNBitQuantizeScheme, Scheme, rule_of
 
@@ -36,7 +36,6 @@ __all__ = [
     "QuantizeConfig",
     "default_8bit",
     "experimental",
-    "fix_input_output_range",
     "quantize_annotate_layer",
     "quantize_annotate_model",
     "quantize_apply",
@@ -213,45 +212,6 @@ def quantize_model(
     return quantize_apply(
         quantize_annotate_model(to_quantize), None, quantized_layer_name_prefix, keep_final_activation
     )
-
-
-def fix_input_output_range(
-    model: kit.PreparedModel,
-    num_bits: int = 8,
-    input_min: float = 0.0,
-    input_max: float = 1.0,
-    output_min: float = 0.0,
-    output_max: float = 1.0,
-    narrow_range: bool = False,
-) -> kit.PreparedModel:
-    """A prepared model with the same weights, with fixed ranges for its inputs and results.
-
-    Raises:
-        TypeError: the model is not prepared.
-        ValueError: narrow_range, or a range that does not hold 0.
-    """
-    if not isinstance(model, kit.PreparedModel):
-        raise TypeError(f"model must be a prepared model, got {type(model).__name__}; give what quantize_apply returns")
-    if narrow_range:
-        raise ValueError("narrow_range: activations on the device take all codes; give narrow_range=False")
-    config, plan = model.get_config(), model.plan
-    ends = dict.fromkeys(plan.device_outputs, (float(output_min), float(output_max)))
-    ends |= {step.path: (float(input_min), float(input_max)) for step in plan.inputs}
-    fixed = []
-    for path, (low, high) in ends.items():
-        # What a rule says about weights stays.
-        weights = getattr(plan.stored(path), "weights", None)
-        rule = Rule() if weights is None else weights.rule
-        own = replace(rule, match=escape(path), ranges="fixed", fixed_range=(low, high), activation_bits=num_bits)
-        fixed.append(own)
-    config["rules"] = [*fixed, *map(kit.rule_of, config["rules"])]
-    config["calibrated"] = False
-    copy = kit.PreparedModel.from_config(config)
-    for own, variable in zip(
-        copy._held.variables.tensors.values(), model._held.variables.tensors.values(), strict=True
-    ):
-        own.assign(variable.value)
-    return copy
 
 
 def _check_model(model: keras.Model, what: str) -> None:

@@ -247,6 +247,3 @@ def preparing(build: Build[Model]) -> Callable[..., Model]:
         return model
 
     return prepare_file
-
-
-__all__ = ["OpenedFile", "preparing"]

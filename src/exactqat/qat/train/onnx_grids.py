@@ -323,6 +323,3 @@ def compare_with_onnx(
             f"the network that would be trained computes other integers on {device} than onnxruntime makes of the "
             f"file: {listed(wrong)} differ"
         )
-
-
-__all__ = ["as_others_write", "closed", "compare_with_onnx", "on_its_grids"]

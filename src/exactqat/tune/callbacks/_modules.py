@@ -71,6 +71,3 @@ class Checkpoint:
         state = broadcast(self._state) if self._restore else None
         if state is not None:
             prepared_in(module).load_state_dict(state)
-
-
-__all__ = ["Broadcast", "Checkpoint", "prepared_in"]

@@ -46,6 +46,3 @@ class DeviceCheckpoint(Checkpoint):
     def restore(self, model: Module) -> None:
         """Gives the model the best state, in all processes."""
         self._give_back(model, broadcast)
-
-
-__all__ = ["DeviceCheckpoint", "broadcast"]

@@ -30,8 +30,5 @@ class DeviceCheckpoint(Checkpoint, TrainerCallback):
         if metrics is not None:
             metrics["eval_device_score"] = verdict.score
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Module, **others: Any) -> None:
+    def on_train_end(self, args: object, state: object, control: object, model: Module, **others: object) -> None:
         self._give_back(model, broadcast)
-
-
-__all__ = ["DeviceCheckpoint"]

@@ -37,6 +37,3 @@ class DeviceCheckpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._restore and self._weights is not None:
             self.model.set_weights(self._weights)
-
-
-__all__ = ["DeviceCheckpoint"]

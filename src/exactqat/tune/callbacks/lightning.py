@@ -31,6 +31,3 @@ class DeviceCheckpoint(Checkpoint, Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._give_back(pl_module, trainer.strategy.broadcast)
-
-
-__all__ = ["DeviceCheckpoint"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 
-from ....kit.planning.refusals import Refused, UnsupportedOperator
+from ....kit.planning.refusals import Refused as Refused
+from ....kit.planning.refusals import UnsupportedOperator
 
 # What colors text on a terminal.
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,5 +28,3 @@ def first_line(error: BaseException) -> str:
 
 # The model cannot be represented as a network; the message says why, where, and what to do.
 CaptureError = UnsupportedOperator
-
-__all__ = ["MIXES", "SIZE_OF_BATCH", "CaptureError", "Refused", "first_line", "text_of"]

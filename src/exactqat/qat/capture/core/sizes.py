@@ -12,7 +12,7 @@ from .refusals import MIXES, SIZE_OF_BATCH, Refused
 
 
 def _refused(reason: str) -> Any:
-    def refuse(*operands: Any) -> NoReturn:
+    def refuse(*operands: object) -> NoReturn:
         raise Refused(reason)
 
     return refuse
@@ -69,7 +69,7 @@ def exact(sizes: Iterable[Any]) -> Shape:
     return tuple(Batch(size.multiple) if isinstance(size, Batch) else int(size) for size in sizes)
 
 
-def for_examples(value: Any, examples: int) -> Any:
+def for_examples(value: object, examples: int) -> Any:
     """A value, a tuple or a dictionary with numbers in place of the sizes that follow the batch."""
     if isinstance(value, Batch):
         return value.multiple * examples

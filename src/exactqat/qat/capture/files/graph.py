@@ -94,6 +94,3 @@ class GraphReader(Reader):
         if kind:
             item = self.step(kind, [item], item.shape)
         self.items_by_name[operator.outputs[result]] = item
-
-
-__all__ = ["capture", "is_float"]

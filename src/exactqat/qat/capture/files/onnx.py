@@ -273,6 +273,3 @@ class OnnxReader(Reader):
                 name: value_of(schema.default_value) for name, schema in known.items() if schema.default_value.type
             } | held
         return Attributes({name: data.decode() if isinstance(data, bytes) else data for name, data in held.items()})
-
-
-__all__ = ["OnnxReader", "capture"]

@@ -82,6 +82,3 @@ def _written_out(
     nodes.append(helper.make_node(kind, reals, [computed], name=node.name, **attributes))
     nodes.append(helper.make_node("QuantizeLinear", [computed, scale, zero_point], [output]))
     return nodes
-
-
-__all__ = ["in_real_numbers"]

@@ -250,6 +250,3 @@ class Reader(ItemBuilder[Fixed]):
         )
         held = {name: item.grid for item, name in self._named.values() if item.grid is not None and name in used}
         return FileNetwork(network, parameters, buffers, dict(self.grids), dict(self.codes), held)
-
-
-__all__ = ["FileNetwork", "Fixed", "Reader", "path_of"]

@@ -53,7 +53,7 @@ class Tree:
         # Functions that the network computes without their own gradient rules.
         self.rules: list[str] = []
 
-    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def flatten(self, *args: object, **kwargs: object) -> list[Any]:
         """The arrays among a call's arguments, in the order of `Network.inputs`.
 
         Raises:
@@ -115,7 +115,7 @@ def capture(
     # Networks are traced in float32, whatever they are in; those that cast by hand may need their own types.
     of_own_types = False
 
-    def struct(array: Any, shape: Shape) -> jax.ShapeDtypeStruct:
+    def struct(array: object, shape: Shape) -> jax.ShapeDtypeStruct:
         dtype = jnp.result_type(array)
         single = jnp.issubdtype(dtype, jnp.floating) and not of_own_types
         return jax.ShapeDtypeStruct(shape, np.float32 if single else dtype)
@@ -218,7 +218,7 @@ def capture(
 
 
 @contextmanager
-def _equality_is_a_question(batch: Any) -> Iterator[None]:
+def _equality_is_a_question(batch: object) -> Iterator[None]:
     """JAX raises an error for most questions about a symbol, but says that it equals no number, as hashing asks so."""
     kind: Any = type(batch)
     answer = kind.__eq__

@@ -42,7 +42,7 @@ def _elementwise(c: Reader, operation: keras.Operation, *operands: Item) -> Resu
     if (mask := masks.arithmetic(c, _KINDS.get(name, ""), operands, shape)) is not None:
         return mask
 
-    def evaluate(*arrays: Any) -> np.ndarray:
+    def evaluate(*arrays: object) -> np.ndarray:
         tensors = [keras.ops.convert_to_tensor(np.asarray(array, np.float32)) for array in arrays]
         return numpy_of(operation.call(*tensors)).astype(np.float64)
 
@@ -95,7 +95,7 @@ OPERATIONS.update(
 
 
 @operations("Power")
-def _power(c: Reader, operation: keras.Operation, x1: Any, x2: Any) -> Result:
+def _power(c: Reader, operation: keras.Operation, x1: object, x2: object) -> Result:
     exponent = x2.number if isinstance(x2, Fixed) else x2
     if not isinstance(x1, Moving) or not isinstance(exponent, int | float):
         raise Refused("its exponent is no number")

@@ -40,7 +40,7 @@ Item = Moving | Fixed
 Result = Item | Sequence[Item]
 
 
-def numpy_of(value: Any) -> np.ndarray:
+def numpy_of(value: object) -> np.ndarray:
     array = keras.ops.convert_to_numpy(value)
     return array.astype(np.float32) if array.dtype.kind == "f" else np.asarray(array)
 
@@ -94,7 +94,7 @@ class Computed:
         return type(arrays[0])(result) if held else numpy_of(result)
 
     def result(self, tensors: Mapping[str, Any]) -> Any:
-        def value(item: Any) -> Any:
+        def value(item: object) -> Any:
             if not isinstance(item, Fixed):
                 return item
             return tensors[item.name] if item.name in tensors else keras.ops.convert_to_tensor(item.data)

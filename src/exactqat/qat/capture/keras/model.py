@@ -40,7 +40,7 @@ class Tree:
         self.outputs = tree.map_structure(lambda _: 0, outputs)
         self.names = tuple(names)  # of the model's input tensors, by which Keras takes them from a dict
 
-    def flatten(self, inputs: Any) -> list[Any]:
+    def flatten(self, inputs: object) -> list[Any]:
         """The tensors of a call, in the order of `Network.inputs`.
 
         Raises:
@@ -80,7 +80,7 @@ def variable_names(model: keras.Model) -> dict[int, str]:
 
 def capture(
     model: keras.Model,
-    shapes: Any,
+    shapes: object,
     names: Mapping[int, str],
     losses: list[str] | None = None,
     dtypes: Sequence[str] = (),
@@ -181,7 +181,7 @@ def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]
     return tuple(ordered.values())
 
 
-def _misfit(model: keras.Model, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
+def _misfit(model: keras.Model, shapes: object, text: str, paths: Sequence[str]) -> str | None:
     """What is wrong with the example's shapes; None if nothing is."""
     flat = _flat_shapes(shapes)
     more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
@@ -209,7 +209,7 @@ def _input_words(model: Any, shapes: Any, functional: Any, count: int) -> list[s
     return list(distinct(words))
 
 
-def _output_words(results: Any, functional: Any, count: int) -> list[str]:
+def _output_words(results: object, functional: object, count: int) -> list[str]:
     """Likewise of the results: keys, else the names that Keras gives a functional model's outputs: its last layers'."""
     if isinstance(results, Mapping) and len(results) == count:
         return [str(key) for key in sorted(results)]
@@ -219,7 +219,7 @@ def _output_words(results: Any, functional: Any, count: int) -> list[str]:
     return list(distinct(words))
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: object) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int) for size in value)
 
 

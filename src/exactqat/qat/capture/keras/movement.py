@@ -107,7 +107,7 @@ def _get(c: Reader, operation: keras.Operation, x: Moving, key: Any) -> Result:
 
 
 @operations("Take")
-def _take(c: Reader, operation: keras.Operation, x: Item, indices: Any) -> Result:
+def _take(c: Reader, operation: keras.Operation, x: Item, indices: object) -> Result:
     """Rows of a table by integers that the network is given."""
     if (
         not isinstance(x, Fixed)

@@ -20,7 +20,7 @@ from .reader import Reader, layers
 
 
 @layers("RNN", "Bidirectional")
-def _recurrent(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = None, **others: Any) -> Result:
+def _recurrent(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = None, **others: object) -> Result:
     """The sequence or its last entry, as the layer says, and its states where it gives them."""
     if others:
         raise Refused(f"called with {', '.join(others)}; it takes a sequence, and a mask, and starts from zero")

@@ -26,7 +26,7 @@ class Examples(Batch):
     An array that is made for all examples is made for one, and the same for all.
     """
 
-    def _refused(self, *operands: Any) -> NoReturn:
+    def _refused(self, *operands: object) -> NoReturn:
         raise Refused(SIZE_OF_BATCH)
 
     def __eq__(self, other: object) -> bool:
@@ -43,16 +43,16 @@ class Examples(Batch):
     def __index__(self) -> int:
         return self.multiple
 
-    def __mul__(self, factor: Any) -> Any:
+    def __mul__(self, factor: object) -> Any:
         return shown(super().__mul__(factor))
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, divisor: Any) -> Any:
+    def __floordiv__(self, divisor: object) -> Any:
         return shown(super().__floordiv__(divisor))
 
 
-def shown(size: Any) -> Any:
+def shown(size: object) -> Any:
     """A size as a layer's code gets it."""
     return Examples(size.multiple) if isinstance(size, Batch) else size
 
@@ -76,7 +76,7 @@ class Symbol(keras.KerasTensor):
     def shape(self) -> tuple[Any, ...]:
         return self._sizes
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return super().__getitem__((key,) if isinstance(key, slice) else key)
 
 
@@ -92,13 +92,13 @@ class WeightSymbol(Symbol):
     def value(self) -> WeightSymbol:
         return self
 
-    def assign(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def assign(self, *args: object, **kwargs: object) -> NoReturn:
         raise Refused(f"it changes its weight '{self.name}' when it is called")
 
     assign_add = assign_sub = assign
 
 
-def has_symbols(values: Any) -> bool:
+def has_symbols(values: object) -> bool:
     """Whether some of nested values are symbolic tensors."""
     return any(isinstance(value, keras.KerasTensor) for value in tree.flatten(values))
 
@@ -119,7 +119,7 @@ class Weights:
                 if other is not value:
                     self._held.append((attributes, name, value, other))
 
-    def _replaced(self, value: Any) -> Any:
+    def _replaced(self, value: object) -> Any:
         """The same with symbols in place of variables; the value itself where it holds none."""
         if isinstance(value, keras.Variable):
             symbol = self._symbol(value)

@@ -145,6 +145,3 @@ def parametric_relu(c: ItemBuilder[Fixed], condition: Moving, off: object, on: o
     count = int(np.prod(slope.shape)) if slope.shape else 1
     weight = c.then(c.fixed_named(str(slopes[0])), (count,), lambda array: array.reshape(count))
     return c.emit("prelu", [on, weight], on.shape, channel_axis=wide[0] if wide else on.rank - 1)
-
-
-__all__ = ["log_softmax", "mean_or_pool", "normalized", "parametric_relu", "softmax"]

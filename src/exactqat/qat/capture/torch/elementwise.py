@@ -35,7 +35,7 @@ def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 HANDLERS["ceil"] = lambda c, a, meta: c.emit("neg", [c.emit("floor", [c.emit("neg", [a.self], *meta)], *meta)], *meta)
 
 
-def _clamped(c: Converter, x: Item, low: Any, high: Any, meta: Meta) -> Item:
+def _clamped(c: Converter, x: Item, low: object, high: object, meta: Meta) -> Item:
     require_numbers(c, x)
     for kind, bound in (("maximum", low), ("minimum", high)):
         if isinstance(bound, Traced | Fixed):

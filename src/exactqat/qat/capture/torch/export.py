@@ -104,7 +104,7 @@ class _Plain:
         return file.startswith((*NOT_USERS, "<"))
 
 
-def _place_of(location: Any) -> Place:
+def _place_of(location: object) -> Place:
     frame: Any = getattr(location, "framework_loc", None)
     file = getattr(frame, "filename", "")
     return Place("", file, frame.lineno) if file and file not in _Plain() else Place("")
@@ -233,7 +233,7 @@ def _states_of_lstm() -> Any:
     if original is None:
         return contextlib.nullcontext()
 
-    def corrected(*args: Any, **kwargs: Any) -> Any:
+    def corrected(*args: object, **kwargs: object) -> Any:
         sequence, states = original(*args, **kwargs)
         return sequence, tuple(state.reshape(state.shape[-2:]) for state in states)
 

@@ -75,7 +75,7 @@ class Expression(nn.Module):
         indices: dict[int, int] = {}
         sources: list[str] = []
 
-        def encode(value: Any) -> Any:
+        def encode(value: object) -> Any:
             if isinstance(value, Node):
                 return _Slot(indices[id(value)])
             if isinstance(value, (list, tuple)):
@@ -114,7 +114,7 @@ class Expression(nn.Module):
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
         device = tensors[0].device if tensors else torch.device("cpu")
 
-        def decode(value: Any) -> Any:
+        def decode(value: object) -> Any:
             if isinstance(value, _Slot):
                 return results[value.index]
             if isinstance(value, Batch):
@@ -163,9 +163,9 @@ def map_nodes(function: Callable[[Node], Node], node: Node) -> Node:
     return mapped(node)
 
 
-def tree_map(kind: type | tuple[type, ...], function: Callable[[Any], Any], value: Any) -> Any:
+def tree_map(kind: type | tuple[type, ...], function: Callable[[Any], Any], value: object) -> Any:
     return pytree.tree_map_only(kind, function, value)
 
 
-def leaves(kind: type | tuple[type, ...], value: Any) -> list[Any]:
+def leaves(kind: type | tuple[type, ...], value: object) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, kind)]

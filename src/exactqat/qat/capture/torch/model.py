@@ -49,7 +49,7 @@ _MARKERS = (
 _MARKERS_BY_NAME = ("DropPath", "StochasticDepth")
 
 
-def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None = None) -> Network:
+def capture(model: nn.Module, example_inputs: object, example_kwargs: Mapping[str, Any] | None = None) -> Network:
     """The network that a model computes, for a batch of any size.
 
     Args:

@@ -226,7 +226,7 @@ class Program(Converter):
             self._environment[node] = result
         raise AssertionError("a graph without an output")
 
-    def _fetched(self, value: Any) -> Any:
+    def _fetched(self, value: object) -> Any:
         return tree_map(fx.Node, self._environment.__getitem__, value)
 
     def _executed(self, node: fx.Node) -> Any:

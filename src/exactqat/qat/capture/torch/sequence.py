@@ -102,7 +102,7 @@ def _given(c: Converter, x: Item, weights: Sequence[Item | None]) -> Item:
 
 
 @handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: object) -> Any:
     name, weights = base_name(c.applied), [a.w_ih, a.w_hh, a.b_ih, a.b_hh]
     state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
     function = aten.relu.default if "relu" in name else aten.tanh.default

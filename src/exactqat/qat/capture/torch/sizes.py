@@ -46,11 +46,11 @@ class Sizes:
         self._known: dict[Any, Any] = {}
 
     @staticmethod
-    def is_free(size: Any) -> bool:
+    def is_free(size: object) -> bool:
         """Whether a size is not one number."""
         return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """A number of the export: a size that is a multiple of the batch as a `Batch`.
 
         Returns:
@@ -74,7 +74,7 @@ class Sizes:
             return Batch(values[0])
         return FOLLOWS
 
-    def _function(self, expression: Any) -> Callable[[int], Any]:
+    def _function(self, expression: object) -> Callable[[int], Any]:
         """An expression as a function of the number of examples."""
         code = compile(PythonPrinter().doprint(expression), "<size>", "eval")
         known = {"math": math, "operator": operator, "torch": torch, "float": float, "int": int}

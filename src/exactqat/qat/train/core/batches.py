@@ -35,7 +35,7 @@ def places(signature: inspect.Signature | None, flags: Collection[str] = ()) -> 
     )
 
 
-def arguments(batch: Any, places: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(batch: object, places: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A model's arguments: one, several in a tuple or list, or by name. places: see the function."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
@@ -61,7 +61,7 @@ def fitting(batch: Any, tree: Any, places: int | None) -> tuple[tuple[Any, ...],
     return args, kwargs
 
 
-def checked(batches: Any, is_array: bool, frozen: bool) -> Iterator[Any]:
+def checked(batches: object, is_array: bool, frozen: bool) -> Iterator[Any]:
     """An iterator over `batches`.
 
     Raises:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 _PACKAGES = {"torch": "torch", "keras": "keras", "flax": "jax", "jax": "jax", "jaxlib": "jax", "equinox": "jax"}
 _KITS = {"torch": "exactqat.qat.torch", "keras": "exactqat.qat.keras", "jax": "exactqat.qat.jax"}
 
 
-def framework_of(value: Any) -> str | None:
+def framework_of(value: object) -> str | None:
     """torch, keras or jax; None if its class does not say."""
     for base in type(value).__mro__:
         module = base.__module__ or ""
@@ -21,7 +20,7 @@ def framework_of(value: Any) -> str | None:
     return None
 
 
-def kit_of(model: Any) -> str:
+def kit_of(model: object) -> str:
     """The framework of a model, prepared or not.
 
     Raises:
@@ -38,7 +37,7 @@ def kit_of(model: Any) -> str:
     return framework
 
 
-def elsewhere(value: Any, here: str) -> str:
+def elsewhere(value: object, here: str) -> str:
     """What to do with a model that is not one `here`: the end of a sentence, empty if there is nothing to say."""
     if inspect.isclass(value):
         return f" {value.__name__}, a class: give an instance of it"

@@ -8,6 +8,7 @@ float32 unless said otherwise; `axis` and `axes` may be negative.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +32,28 @@ def fake_quantize(x: A, minimum: Array, maximum: Array, bits: int, narrow_range:
         operator = operators.fake_quant_with_min_max_vars
     result: A = operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
     return result
+
+
+def over(function: Callable[..., Array]) -> Callable[..., Array]:
+    """A reduction of a framework's own, over some axes; over none it is its operand, as PyTorch takes none for all."""
+
+    def reduce(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+        axes = axes if isinstance(axes, int) else tuple(axes)
+        return x if axes == () else function(x, axes, keepdims=keep_dims)
+
+    return reduce
+
+
+def clipped(where: Callable[..., Array], of_type: Callable[[float, Any], Array]) -> Callable[..., Array]:
+    """`Primitives.clip` by a framework's `where` and what makes a number of a type. NaN stays: failed training has to
+    show."""
+
+    def clip(x: Array, low: float, high: float) -> Array:
+        if low != -math.inf:
+            x = where(x <= low, of_type(low, x.dtype), x)
+        return x if high == math.inf else where(x >= high, of_type(high, x.dtype), x)
+
+    return clip
 
 
 class HostFunction(Protocol):

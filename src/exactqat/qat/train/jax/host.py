@@ -61,8 +61,6 @@ def is_custom_call() -> bool:
 # Functions that programs call, with how many of their operands are trained (the first ones), the dtypes of operands and
 # of results. By numbers unique to this process: a program compiled elsewhere finds nothing here.
 _known: dict[int, tuple[weakref.ref[Any], int, list[str], list[str]]] = {}
-# What results are like.
-Likes = Sequence[ShapedArray]
 # Addresses and shapes.
 Places = Sequence[tuple[int, tuple[int, ...]]]
 
@@ -117,7 +115,9 @@ def _(*avals: ShapedArray, function: HostFunction, likes: int, trained: int) -> 
     return list(avals[:likes])
 
 
-def _batched(arrays: Sequence[Array], dims: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
+def _batched(
+    arrays: Sequence[Array], dims: Sequence[int | None], **parameters: object
+) -> tuple[list[Array], list[int]]:
     """Runs the batch one by one."""
     mapped = [dim is not None for dim in dims]
     moved = [jnp.moveaxis(array, dim, 0) for array, dim in zip(arrays, dims, strict=True) if dim is not None]

@@ -39,8 +39,6 @@ from .models import FLAGS, Tree, UserModel
 if TYPE_CHECKING:
     from ....deploy import Graph
 
-__all__ = ["Prepared", "State"]
-
 Params = dict[str, Tree]
 
 

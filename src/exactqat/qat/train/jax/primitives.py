@@ -30,15 +30,6 @@ Pairs = Sequence[Sequence[int]]
 # --- functions of JAX by the names of `Primitives`, which says what they do -------------------------------------------
 
 
-def _over(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Over some axes."""
-
-    def reduce(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
-        return function(x, axes if isinstance(axes, int) else tuple(axes), keepdims=keep_dims)
-
-    return reduce
-
-
 abs, maximum, minimum, where = jnp.abs, jnp.maximum, jnp.minimum, jnp.where
 exp, log, sqrt, rsqrt = jnp.exp, jnp.log, jnp.sqrt, lax.rsqrt
 sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.erf
@@ -47,8 +38,8 @@ expm1, log1p = jnp.expm1, jnp.log1p
 stop_gradient = lax.stop_gradient
 ones_like, zeros_like = jnp.ones_like, jnp.zeros_like
 exact_sqrt = jnp.sqrt
-mean, sum, amax, amin = _over(jnp.mean), _over(jnp.sum), _over(jnp.max), _over(jnp.min)
-argmax, argmin = _over(jnp.argmax), _over(jnp.argmin)
+mean, sum, amax, amin = core.over(jnp.mean), core.over(jnp.sum), core.over(jnp.max), core.over(jnp.min)
+argmax, argmin = core.over(jnp.argmax), core.over(jnp.argmin)
 softmax, log_softmax = jax.nn.softmax, jax.nn.log_softmax
 reshape, transpose, moveaxis, matmul = jnp.reshape, jnp.transpose, jnp.moveaxis, jnp.matmul
 stack, flip, from_numpy = jnp.stack, jnp.flip, jnp.asarray
@@ -59,16 +50,7 @@ def array(values: Any, like: Array) -> Array:
     return jnp.asarray(values, like.dtype)
 
 
-def clip(x: Array, low: float, high: float) -> Array:
-    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
-    stays NaN: failed training has to show."""
-    if low != -math.inf:
-        x = jnp.where(x <= low, jnp.asarray(low, x.dtype), x)
-    if high != math.inf:
-        x = jnp.where(x >= high, jnp.asarray(high, x.dtype), x)
-    return x
-
-
+clip = core.clipped(jnp.where, jnp.asarray)
 relu = partial(clip, low=0.0, high=math.inf)
 relu6 = partial(clip, low=0.0, high=6.0)
 

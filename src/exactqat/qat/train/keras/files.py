@@ -48,6 +48,3 @@ def _lenient(layer: type[keras.layers.Layer]) -> type[keras.layers.Layer]:
             return layer.from_config({name: value for name, value in config.items() if name not in nothing})
 
     return type(layer.__name__, (layer,), {"from_config": classmethod(from_config)})
-
-
-__all__ = ["load_h5"]

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 
-def _inputs_of(model: Any) -> Any:
+def _inputs_of(model: object) -> Any:
     """The symbolic inputs of a model, nested as it takes them; None of a subclass, which does not know them."""
     return getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
 
@@ -22,7 +22,7 @@ def as_nested(model: Any, shapes: Any) -> Any:
     return [shapes] if alone and all(size is None or isinstance(size, int) for size in shapes) else shapes
 
 
-def shapes_of(model: Any) -> Any:
+def shapes_of(model: object) -> Any:
     """Shapes of a model's inputs, nested as it takes them."""
     inputs = _inputs_of(model)
     if inputs is None:
@@ -43,7 +43,7 @@ def shapes_of(model: Any) -> Any:
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
 
 
-def own_steps(model: Any) -> list[str]:
+def own_steps(model: object) -> list[str]:
     """Those of `_STEPS` that the user has written."""
     classes = [base for base in type(model).__mro__ if not base.__module__.startswith("keras.")]
     return [name for name in _STEPS if name in vars(model) or any(name in vars(base) for base in classes)]
@@ -54,13 +54,13 @@ def _adapted(model: Any) -> list[Any]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
 
 
-def statistics_of(model: Any, names: Mapping[int, str]) -> dict[str, Any]:
+def statistics_of(model: object, names: Mapping[int, str]) -> dict[str, Any]:
     """What `adapt` has found; a model's configuration does not hold it."""
     variables = [variable for layer in _adapted(model) for variable in layer.variables]
     return {names[id(variable)]: ops.convert_to_numpy(variable.value).tolist() for variable in variables}
 
 
-def give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
+def give_statistics(model: object, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
     for layer in _adapted(model):
         for variable in layer.variables:
             variable.assign(np.asarray(statistics[names[id(variable)]], variable.dtype))

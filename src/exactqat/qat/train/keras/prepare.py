@@ -26,9 +26,9 @@ from .proof import compare_with_original
 
 
 def prepare(
-    model: Any,
+    model: object,
     rules: Iterable[Rule] = (Rule(),),
-    example: Any = None,
+    example: object = None,
     *,
     device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,

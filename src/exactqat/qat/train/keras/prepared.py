@@ -43,8 +43,6 @@ from . import primitives as primitives_keras
 from .original import as_nested, as_tuples, give_statistics, own_steps, shapes_of, statistics_of
 from .primitives import Tensor
 
-__all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
-
 # Tensors, arrays or shapes, nested as a model takes or gives them.
 Tree = Any
 # What Keras keeps in a file.

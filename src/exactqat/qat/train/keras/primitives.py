@@ -19,6 +19,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from ..core import primitives as core
+
 Pairs = Sequence[Sequence[int]]
 # Of the backend.
 Tensor = Any
@@ -37,16 +39,6 @@ program = getattr(_backend, "program", lambda function: function)
 # --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------
 
 
-def _over(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Over some axes; PyTorch's functions take none of them for all."""
-
-    def reduce(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
-        axes = axes if isinstance(axes, int) else tuple(axes)
-        return x if axes == () else function(x, axes, keepdims=keep_dims)
-
-    return reduce
-
-
 abs, maximum, minimum, where = ops.abs, ops.maximum, ops.minimum, ops.where
 exp, log, sqrt, rsqrt = ops.exp, ops.log, ops.sqrt, ops.rsqrt
 sin, cos, tanh, sigmoid, erf = ops.sin, ops.cos, ops.tanh, ops.sigmoid, ops.erf
@@ -55,8 +47,8 @@ expm1, log1p = ops.expm1, ops.log1p
 stop_gradient = ops.stop_gradient
 ones_like, zeros_like = ops.ones_like, ops.zeros_like
 exact_sqrt = ops.sqrt
-mean, sum, amax, amin = _over(ops.mean), _over(ops.sum), _over(ops.max), _over(ops.min)
-argmax, argmin = _over(ops.argmax), _over(ops.argmin)
+mean, sum, amax, amin = core.over(ops.mean), core.over(ops.sum), core.over(ops.max), core.over(ops.min)
+argmax, argmin = core.over(ops.argmax), core.over(ops.argmin)
 softmax, log_softmax = ops.softmax, ops.log_softmax
 reshape, transpose, moveaxis, matmul = ops.reshape, ops.transpose, ops.moveaxis, ops.matmul
 stack, flip, from_numpy = ops.stack, ops.flip, ops.convert_to_tensor
@@ -67,16 +59,7 @@ def array(values: np.ndarray | float, like: Tensor) -> Tensor:
     return ops.convert_to_tensor(np.asarray(values, np.float32))
 
 
-def clip(x: Tensor, low: float, high: float) -> Tensor:
-    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
-    stays NaN: failed training has to show."""
-    if low != -math.inf:
-        x = ops.where(x <= low, ops.cast(low, x.dtype), x)
-    if high != math.inf:
-        x = ops.where(x >= high, ops.cast(high, x.dtype), x)
-    return x
-
-
+clip = core.clipped(ops.where, ops.cast)
 relu = partial(clip, low=0.0, high=math.inf)
 relu6 = partial(clip, low=0.0, high=6.0)
 

@@ -99,8 +99,7 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
 
     Raises:
         TypeError: the model is not a prepared model, or an input is not a tensor.
-        ValueError: the model is not on one GPU, in evaluation, frozen, watched, has hooks, or is trained by several
-            processes.
+        ValueError: the model is not on one GPU, in evaluation, frozen, has hooks, or is trained by several processes.
         RuntimeError: from PyTorch: a step of the model waits for the GPU, so it cannot be captured.
     """
     if not isinstance(model, PreparedModel):
@@ -112,8 +111,8 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
     if len(places) > 1 or not places[0].startswith("cuda"):
         raise ValueError(f"graphed: model and inputs must be on one GPU, got tensors on {', '.join(places)}")
     if not (model.training and model.keeps_nothing):
-        state = "in evaluation" if not model.training else "frozen" if model.frozen else "watched, by a distillation"
-        raise ValueError(f"graphed: the model must be in training, not frozen and not watched, got one that is {state}")
+        state = "in evaluation" if not model.training else "frozen"
+        raise ValueError(f"graphed: the model must be in training and not frozen, got one that is {state}")
     if _has_hooks(tuple(model.modules())):
         raise ValueError("graphed: the model must have no hooks, as a CUDA graph calls none of them")
     if several_processes():

@@ -149,6 +149,3 @@ class Oscillations:
         for path, layer in self._layers.items():
             lines.append(f"{shortened(path):{width}}  {layer.codes.numel():7,}  {flips[path]:7.2%}  {held[path]:6.2%}")
         return "\n".join(lines)
-
-
-__all__ = ["Oscillations"]

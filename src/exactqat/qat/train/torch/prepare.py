@@ -33,7 +33,7 @@ from .tree import SYNCHRONIZED
 
 def prepare(
     model: nn.Module,
-    example: Any,
+    example: object,
     rules: Iterable[Rule] = (Rule(),),
     *,
     device: DeviceName | str | None = DEFAULT_PROFILE,

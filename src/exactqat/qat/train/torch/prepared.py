@@ -84,7 +84,6 @@ class PreparedModel(Owner):
         self.quantizing, self._observing = True, False
         # Ranges that were trained before `freeze`.
         self._trained_ranges: list[nn.Parameter] = []
-        self._watched: dict[str, Tensor] | None = None  # of one call
         if model is not None:
             kept_tree(self, model, model._places[""] if isinstance(model, PreparedModel) else "")
             for name in (*model._parameters, *model._buffers):  # in the user's order
@@ -137,8 +136,7 @@ class PreparedModel(Owner):
         return (Step if step.weights is None else WeightedStep)(self._state, step)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in _BOUND}
-        return {**state, "_watched": None if self._watched is None else {}}
+        return {name: value for name, value in vars(self).items() if name not in _BOUND}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -169,15 +167,12 @@ class PreparedModel(Owner):
         self._profile = None if profile is None else profile_named(profile).name
         self._core.compute_as(self._profile)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         require_called_plainly(args, self._frozen)
         if self.training and not torch.compiler.is_compiling() and collectives.several_processes():
             self._require_together()
-        seen = self._watched if self.training and torch.is_grad_enabled() else None
-        if seen is not None:
-            seen.clear()
         with self._repeats.as_before(self._state, (args, kwargs)):
-            return self._run(args, kwargs, seen)
+            return self._run(args, kwargs)
 
     def _require_together(self) -> None:
         """In one of several processes that train the model: where they would part, warns once or refuses."""
@@ -200,18 +195,6 @@ class PreparedModel(Owner):
                 "DistributedDataParallel waits for gradients of learned ranges, which end at freeze: wrap the model "
                 "again after freeze, or wrap it with find_unused_parameters=True from the beginning"
             )
-
-    def watch(self) -> None:
-        """From here on, calls in training keep what the layers store, for `watched`."""
-        self._watched = {}
-
-    def watched(self) -> dict[str, Tensor]:
-        """What the layers stored in the last call in training, by path, with gradients; empty if there was none.
-        Nothing is kept afterwards."""
-        if self._watched is None:
-            return {}
-        values, self._watched = self._watched, {}
-        return values
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PreparedModel:
         require_float32(fn)
@@ -257,8 +240,8 @@ class PreparedModel(Owner):
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether calls in training compute fake quantization and keep nothing for `watched` or `calibrate`."""
-        return not (self._frozen or self._state.mode.observing or self._watched is not None)
+        """Whether calls in training compute fake quantization and keep nothing for `calibrate`."""
+        return not (self._frozen or self._state.mode.observing)
 
     def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Real numbers and fake quantization, layer after layer."""
@@ -287,30 +270,18 @@ class PreparedModel(Owner):
                 yield path, step
 
     @torch.no_grad()
-    def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[ModuleGrid, Tensor]]:
+    def stored_tensors(self, *args: object, **kwargs: object) -> dict[str, tuple[ModuleGrid, Tensor]]:
         """Runs the model and returns, by layer path, the grid and the value of every tensor the device stores."""
         seen: dict[str, Tensor] = {}
         with collectives.gathered(self):
             self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
 
-    def _beside(self, batch: Any) -> Any:
+    def _beside(self, batch: object) -> Any:
         """Arrays and tensors, however nested, as tensors on the model's device."""
         device = next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), tensors)
-
-    def layer_values(self, *inputs: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What the float and the fake-quantized network store in evaluation, by layer path, in the user's order of
-        axes. The float network is the one with the same weights, without quantization."""
-        return self.trained().layer_values(*inputs)
-
-    def stored_codes(self, *inputs: object) -> dict[str, np.ndarray]:
-        """Codes of every tensor that the device stores in evaluation, by layer path, in the user's order of axes.
-
-        int64, 0..2**bits - 1; zero is the code that `numbers` names.
-        """
-        return self.trained().stored_codes(*inputs)
 
     def numbers(self) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`.

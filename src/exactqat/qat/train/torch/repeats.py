@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class Repeats:
         self._recent: deque[_Call] = deque(maxlen=_RECENT)
 
     @contextmanager
-    def as_before(self, state: ModuleState, arguments: Any) -> Iterator[None]:
+    def as_before(self, state: ModuleState, arguments: object) -> Iterator[None]:
         """Around a call: if it is a repeated one, what it reads and moves is as it was before that call."""
         if torch.compiler.is_compiling() or not state.moves():
             yield
@@ -88,7 +87,7 @@ def _is_recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _fingerprint(arguments: Any) -> bytes:
+def _fingerprint(arguments: object) -> bytes:
     """A number for each tensor that tells it from others: the sum of its bits."""
     sums = []
     for tensor in tree_leaves(arguments):

@@ -116,7 +116,7 @@ class Kept(Owner):
             if held is not None:
                 held.fill_(value)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return _empty, (self.users,), vars(self)
 
 
