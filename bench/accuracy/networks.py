@@ -48,6 +48,8 @@ class Task:
         augmented: what becomes of a batch in training.
         trained_by_seed: whether a seed gives a float network of its own, or the order of examples in
             quantization-aware training alone.
+        followed: whether running statistics follow the training examples. They stay where the float network, which is
+            what is wanted there, was trained on others.
     """
 
     title: str
@@ -60,6 +62,7 @@ class Task:
     calibration: int = CALIBRATION
     augmented: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
     trained_by_seed: bool = True
+    followed: bool = True
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -292,6 +295,9 @@ def fit(
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
     """
+    for module in model.modules() if not task.followed else ():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(groups or parameters, rate)
     tensors, y = tensors_of(inputs), torch.from_numpy(targets)
