@@ -69,7 +69,7 @@ def rounded(case: Case) -> Any:
     from aimet_onnx import apply_adaround
 
     sim = simulated(case, onnx.load(case.onnx()))
-    batches = [{"x": batch} for batch in np.split(case.calibration, 8)]
+    batches = [{"x": batch} for batch in np.array_split(case.calibration, 8)]
     apply_adaround(sim, batches, ITERATIONS)
     return sim
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..device.attribute import Attributes
-from .maker import Maker
-from .movement import in_all_axes, own_padding, padded
+from .maker import Coefficient, Maker
+from .movement import in_all_axes, own_padding, padded, pads_itself
 from .network import Constant, Step
 from .planner import Planner, fused_activation, handles
 from .plans import BatchNorm, Weights
@@ -108,6 +110,63 @@ def put(
     )
 
 
+def passes_on(planner: Planner, x: Stored, weight: float | Coefficient, bias: float | Coefficient) -> bool:
+    """Whether ``weight * x + bias`` of an input, which normalizes it, becomes part of the weights that read it.
+
+    Padding surrounds the line with zeros. x has them at -bias / weight, which must be one number within its range.
+    """
+    first = reader = planner.following()
+    if first is None or reader is None or not any(x is planner.stored[name] for name in planner.network.inputs):
+        return False
+    pads = first.kind == "pad" and first.attributes.get("mode", "constant") == "constant"
+    if pads:
+        reader, value = planner.only_reader(first), float(first.attributes.get("value") or 0.0)
+        if reader is None or not pads_itself(reader, x, first.attributes["padding"], value):
+            return False
+    attributes = reader.attributes
+    if reader.kind == "conv":
+        pads = pads or any(map(any, attributes["padding"]))
+        fits = attributes["groups"] == 1 and attributes.get("padding_mode", "zeros") == "zeros"
+        fits = fits and attributes["channel_axis"] == x.channels
+    else:
+        fits = reader.kind == "linear" and x.channels == x.rank - 1
+    if fits and pads and bias != 0:
+        ends = x.grid.now.rule.fixed_range
+        numbers = not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient)
+        fits = numbers and weight != 0 and ends is not None and ends[0] <= -bias / weight <= ends[1]
+    if fits:
+        planner.lines[str(first.inputs[0])] = weight, bias
+    return fits
+
+
+def _of_line(
+    maker: Maker, x: Stored, weight: str, bias: str | None, padding: Sequence[tuple[int, int]] = ()
+) -> tuple[Stored, str, str | None, Sequence[tuple[int, int]]]:
+    """What a layer reads, its weight [out, in, ...], bias and padding where it is given a line of x, but reads x."""
+    planner = maker.planner
+    line = planner.lines.get(str(maker.step.inputs[0]))
+    if line is None:
+        return x, weight, bias, padding
+    outputs, inputs, *window = planner.constants[weight].shape
+    factor, offset = (
+        maker.of_channels(value, (inputs, *[1] * len(window)), name)
+        for value, name in zip(line, ("input_factor", "input_offset"), strict=True)
+    )
+    if line[1] != 0:
+        operands = [weight, offset, *([] if bias is None else [bias])]
+        bias = maker.derived(
+            "bias",
+            (outputs,),
+            lambda array, offset, *own: sum(own, (array * offset).reshape((outputs, -1)).sum(-1)),
+            *operands,
+        )
+        if any(map(any, padding)):
+            x = maker.pad(x, in_all_axes(x, x.channels, padding), "padded", -line[1] / line[0])
+            padding = ((0, 0),) * len(padding)
+    weight = maker.derived("weight", (outputs, inputs, *window), lambda array, factor: array * factor, weight, factor)
+    return x, weight, bias, padding
+
+
 @handles("conv")
 def convolution(planner: Planner, step: Step) -> Stored:
     x, weight, bias = planner.tensor(step), planner.constant(step, 1), planner.optional(step, 2)
@@ -120,6 +179,7 @@ def convolution(planner: Planner, step: Step) -> Stored:
     if mode != "zeros" and any(map(any, attributes["padding"])):
         x = padded(maker.within("padded"), x, in_all_axes(x, axis, padding), mode, 0.0)
         padding = ((0, 0),) * len(padding)
+    x, weight, bias, padding = _of_line(maker, x, weight, bias, padding)
     depthwise = groups > 1 and groups == x.shape[axis]
     if any(low < 0 for pair in padding for low in pair):
         raise Refused(f"{word(step)} with negative padding {padding}; crop the image with a slice")
@@ -182,7 +242,9 @@ def linear(planner: Planner, step: Step) -> Stored:
     x, bias = planner.tensor(step), planner.optional(step, 2)
     last = x.rank - 1
     need_separate(step, last != x.batch_axis, "over")
-    return put(Maker(planner, step, "linear"), "FULLY_CONNECTED", x, planner.constant(step, 1), bias, {}, last)
+    maker = Maker(planner, step, "linear")
+    x, weight, bias, _ = _of_line(maker, x, planner.constant(step, 1), bias)
+    return put(maker, "FULLY_CONNECTED", x, weight, bias, {}, last)
 
 
 @handles("matmul")
