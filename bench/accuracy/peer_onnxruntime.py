@@ -13,7 +13,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 class Reader(CalibrationDataReader):
     def __init__(self, inputs: np.ndarray) -> None:
-        self.batches: Iterator[np.ndarray] = iter(np.array_split(inputs, 8))
+        # Percentiles need batches of one size.
+        count = max(parts for parts in range(1, 9) if len(inputs) % parts == 0)
+        self.batches: Iterator[np.ndarray] = iter(np.split(inputs, count))
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         batch = next(self.batches, None)
