@@ -153,8 +153,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     pairs, lines = matches(rows), []
     if pairs:
         lines.append(
-            f"significantly worse than the best peer in {sum(match.lost for match in pairs)} of {len(pairs)} rows, mean "
-            f"difference {100 * mean([match.difference for match in pairs]):+.2f} points"
+            f"significantly worse than the best peer in {sum(match.lost for match in pairs)} of {len(pairs)} rows, "
+            f"mean difference {100 * mean([match.difference for match in pairs]):+.2f} points"
         )
         beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in pairs])
         lines.append(
