@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..device.attribute import Attributes
@@ -130,18 +128,20 @@ def passes_on(planner: Planner, x: Stored, weight: float | Coefficient, bias: fl
         fits = fits and attributes["channel_axis"] == x.channels
     else:
         fits = reader.kind == "linear" and x.channels == x.rank - 1
+    zero, ends = 0.0, x.grid.now.rule.fixed_range
     if fits and pads and bias != 0:
-        ends = x.grid.now.rule.fixed_range
-        numbers = not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient)
-        fits = numbers and weight != 0 and ends is not None and ends[0] <= -bias / weight <= ends[1]
+        if isinstance(weight, Coefficient) or isinstance(bias, Coefficient) or not weight or ends is None:
+            return False
+        zero = -bias / weight
+        fits = ends[0] <= zero <= ends[1]
     if fits:
-        planner.lines[str(first.inputs[0])] = weight, bias
+        planner.lines[str(first.inputs[0])] = weight, bias, zero
     return fits
 
 
 def _of_line(
-    maker: Maker, x: Stored, weight: str, bias: str | None, padding: Sequence[tuple[int, int]] = ()
-) -> tuple[Stored, str, str | None, Sequence[tuple[int, int]]]:
+    maker: Maker, x: Stored, weight: str, bias: str | None, padding: tuple[tuple[int, int], ...] = (), axis: int = -1
+) -> tuple[Stored, str, str | None, tuple[tuple[int, int], ...]]:
     """What a layer reads, its weight [out, in, ...], bias and padding where it is given a line of x, but reads x."""
     planner = maker.planner
     line = planner.lines.get(str(maker.step.inputs[0]))
@@ -150,7 +150,7 @@ def _of_line(
     outputs, inputs, *window = planner.constants[weight].shape
     factor, offset = (
         maker.of_channels(value, (inputs, *[1] * len(window)), name)
-        for value, name in zip(line, ("input_factor", "input_offset"), strict=True)
+        for value, name in zip(line[:2], ("input_factor", "input_offset"), strict=True)
     )
     if line[1] != 0:
         operands = [weight, offset, *([] if bias is None else [bias])]
@@ -161,7 +161,7 @@ def _of_line(
             *operands,
         )
         if any(map(any, padding)):
-            x = maker.pad(x, in_all_axes(x, x.channels, padding), "padded", -line[1] / line[0])
+            x = maker.pad(x, in_all_axes(x, axis, padding), "padded", line[2])
             padding = ((0, 0),) * len(padding)
     weight = maker.derived("weight", (outputs, inputs, *window), lambda array, factor: array * factor, weight, factor)
     return x, weight, bias, padding
@@ -179,10 +179,10 @@ def convolution(planner: Planner, step: Step) -> Stored:
     if mode != "zeros" and any(map(any, attributes["padding"])):
         x = padded(maker.within("padded"), x, in_all_axes(x, axis, padding), mode, 0.0)
         padding = ((0, 0),) * len(padding)
-    x, weight, bias, padding = _of_line(maker, x, weight, bias, padding)
     depthwise = groups > 1 and groups == x.shape[axis]
     if any(low < 0 for pair in padding for low in pair):
         raise Refused(f"{word(step)} with negative padding {padding}; crop the image with a slice")
+    x, weight, bias, padding = _of_line(maker, x, weight, bias, padding, axis)
     window = {
         "strides": tuple(attributes["strides"]),
         "padding": padding,
