@@ -280,6 +280,14 @@ def judged(task: Task, outputs: np.ndarray, targets: np.ndarray) -> tuple[float,
     return task.metric(outputs, targets), -float(loss)
 
 
+def in_training(task: Task, model: nn.Module) -> nn.Module:
+    """The model in training, but for batch norms whose statistics are to stay."""
+    for module in model.train().modules() if not task.followed else ():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
+
+
 def fit(
     task: Task,
     model: nn.Module,
@@ -295,9 +303,7 @@ def fit(
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
     """
-    for module in model.modules() if not task.followed else ():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
+    in_training(task, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(groups or parameters, rate)
     tensors, y = tensors_of(inputs), torch.from_numpy(targets)
@@ -395,6 +401,7 @@ __all__ = [
     "Task",
     "accuracy",
     "fit",
+    "in_training",
     "judged",
     "kept",
     "outputs_of",
