@@ -175,7 +175,7 @@ def quantized(case: Case, quick: bool) -> tuple[dict[str, deploy.Graph], str]:
         graphs[f"PTQ{name}"] = searched.graph
         # Training starts from what was searched, and learns the ranges too.
         learned = [replace(rule, ranges="learned") for rule in rules]
-        for rate in case.rates:
+        for rate in case.rates if case.ways != ("PTQ",) else ():
             network = searched.apply(prepared(learned))
             torch.manual_seed(case.order)
             # The ranges of weights are trained more slowly.
@@ -259,6 +259,7 @@ def theirs(peer: str, python: str, cases: Sequence[Case], quick: bool) -> Iterat
         out.unlink(missing_ok=True)
     while left:
         command = [python, str(FOLDER / f"peer_{peer}.py"), *(["--quick"] if quick else [])]
+        command += ["--untrained"] if left[0][0].ways == ("PTQ",) else []
         command += [f"{case.folder},{case.precision},{case.order},{out}" for case, out in left]
         with tempfile.TemporaryFile("w+") as said:
             process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
@@ -336,7 +337,8 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: C
 
     for seed in range(flags.first_seed, flags.seeds):
         held = {name: kept(name, seed, flags.work) for name in names}
-        cases = [Case(name, seed, bits, *held[name], comparison.ways) for name in names for bits in precisions]
+        ways = tuple(flags.ways.split(",")) if flags.ways else comparison.ways
+        cases = [Case(name, seed, bits, *held[name], ways) for name in names for bits in precisions]
         for name in names:
             case = Case(name, seed, "float", *held[name])
             if wanted(case, FLOAT):
@@ -386,6 +388,7 @@ def add_options(parser: argparse.ArgumentParser, comparison: Comparison) -> None
     parser.add_argument("--only", default=",".join((OURS, *comparison.peers)), help="tools, between commas")
     parser.add_argument("--networks", default=",".join(comparison.names))
     parser.add_argument("--precisions", default=",".join(comparison.precisions))
+    parser.add_argument("--ways", help="PTQ or QAT: only these rows, of a comparison that has both")
     parser.add_argument("--seeds", type=int, default=3, help="from 0 on")
     parser.add_argument("--first-seed", type=int, default=0, help="instead of 0")
     parser.add_argument("--quick", action="store_true", help="fewer methods, evaluations and epochs")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a peer's adapter gets and gives. Adapters run in an environment of their own, as processes:
-`python peer_NAME.py [--quick] FOLDER,PRECISION,SEED,OUT.npz...`, one case after the other.
+`python peer_NAME.py [--quick] [--untrained] FOLDER,PRECISION,SEED,OUT.npz...`, one case after the other.
 
 FOLDER holds task.json (the network's name), weights.pt and data.npz. OUT.npz gets, for each method, the outputs on the
 validation and the test examples: as the peer predicts them, and as its file gives them on the runtime; or why there are
@@ -41,6 +41,7 @@ class Case:
         folder: for files.
         quick: leave out what takes long.
         seed: of the order of examples in training.
+        untrained: leave out quantization-aware training.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Case:
     folder: Path
     quick: bool
     seed: int = 0
+    untrained: bool = False
 
     @property
     def calibration(self) -> np.ndarray:
@@ -74,7 +76,8 @@ class Case:
     @property
     def rates(self) -> tuple[float, ...]:
         """Of quantization-aware training, to be tried one after the other."""
-        return qat_rates(self.weights, self.activations) if self.task.qat_epochs else ()
+        trains = self.task.qat_epochs and not self.untrained
+        return qat_rates(self.weights, self.activations) if trains else ()
 
     def tuned(self, model: torch.nn.Module, rate: float) -> None:
         """Trains a fake-quantized network with the task's loss."""
@@ -117,6 +120,7 @@ def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="+", metavar="FOLDER,PRECISION,SEED,OUT")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--untrained", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -124,7 +128,7 @@ def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
         folder, precision, seed, out = words.split(",")
         arrays: dict[str, Any] = {}
         try:
-            arrays = _answered(offers, Path(folder), precision, int(seed), options.quick)
+            arrays = _answered(offers, Path(folder), precision, int(seed), options)
         except NotOffered as why:
             arrays["not offered"] = str(why)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result
@@ -134,7 +138,7 @@ def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
 
 
 def _answered(
-    offers: Callable[[Case], Sequence[Offer]], folder: Path, precision: str, seed: int, quick: bool
+    offers: Callable[[Case], Sequence[Offer]], folder: Path, precision: str, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     torch.manual_seed(0)
     name = json.loads((folder / "task.json").read_text())["name"]
@@ -145,7 +149,8 @@ def _answered(
     model = restored(name, weights, parts[0][0])
     arrays: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
-        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), quick, seed)
+        left_out = options.quick, seed, options.untrained
+        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), *left_out)
         for offer in offers(case):
             for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
                 for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():

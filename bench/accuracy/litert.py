@@ -19,7 +19,8 @@ def running(content: bytes) -> Computes:
         results = []
         scale, zero_point = feature["quantization"]
         if scale:
-            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(feature["dtype"])
+            ends = np.iinfo(feature["dtype"])
+            x = np.clip(np.rint(x / scale) + zero_point, ends.min, ends.max).astype(feature["dtype"])
         for example in x:
             interpreter.set_tensor(feature["index"], example[None])
             interpreter.invoke()

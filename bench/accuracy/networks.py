@@ -48,6 +48,8 @@ class Task:
         augmented: what becomes of a batch in training.
         trained_by_seed: whether a seed gives a float network of its own, or the order of examples in
             quantization-aware training alone.
+        followed: whether running statistics follow the training examples. They stay where the float network, which is
+            what is wanted there, was trained on others.
     """
 
     title: str
@@ -60,6 +62,7 @@ class Task:
     calibration: int = CALIBRATION
     augmented: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
     trained_by_seed: bool = True
+    followed: bool = True
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -277,6 +280,14 @@ def judged(task: Task, outputs: np.ndarray, targets: np.ndarray) -> tuple[float,
     return task.metric(outputs, targets), -float(loss)
 
 
+def in_training(task: Task, model: nn.Module) -> nn.Module:
+    """The model in training, but for batch norms whose statistics are to stay."""
+    for module in model.train().modules() if not task.followed else ():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
+
+
 def fit(
     task: Task,
     model: nn.Module,
@@ -292,6 +303,7 @@ def fit(
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
     """
+    in_training(task, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(groups or parameters, rate)
     tensors, y = tensors_of(inputs), torch.from_numpy(targets)
@@ -389,6 +401,7 @@ __all__ = [
     "Task",
     "accuracy",
     "fit",
+    "in_training",
     "judged",
     "kept",
     "outputs_of",

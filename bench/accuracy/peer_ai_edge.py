@@ -14,12 +14,13 @@ from litert import running
 
 
 def offers(case: Case) -> list[Offer]:
-    if case.activations != 8 or case.weights != 8:
+    recipes = {8: recipe.static_wi8_ai8, 16: recipe.static_wi8_ai16}
+    if case.activations not in recipes or case.weights != 8:
         raise NotOffered("its recipes for static quantization have activations of 8 and 16 bits, weights of 8")
     example = (torch.from_numpy(case.calibration[:1]),)
     path = case.folder / "float.tflite"
     litert_torch.convert(case.model, example).export(str(path))
-    converter = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
+    converter = quantizer.Quantizer(str(path), recipes[case.activations]())
     interpreter = Interpreter(model_path=str(path))
     (signature, names), *_ = interpreter.get_signature_list().items()
     (name,) = names["inputs"]

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from aimet_onnx import QuantizationSimModel, int4, int8
+from aimet_onnx import QuantizationSimModel, qtype
 from exchange import Case, Computes, Offer, main, session
 
-TYPES = {4: int4, 8: int8}
 ITERATIONS = 200
 
 
 def simulated(case: Case, model: Any) -> Any:
     sim = QuantizationSimModel(
         model,
-        param_type=TYPES[case.weights],
-        activation_type=TYPES[case.activations],
+        param_type=qtype.int(case.weights),
+        activation_type=qtype.int(case.activations),
         providers=["CPUExecutionProvider"],
     )
     for name in ("x", "y"):
@@ -29,7 +28,7 @@ def simulated(case: Case, model: Any) -> Any:
 
 
 def offered(case: Case, sim: Any, method: str) -> Offer:
-    sim.compute_encodings([{"x": batch} for batch in np.split(case.calibration, 4)])
+    sim.compute_encodings([{"x": batch} for batch in np.array_split(case.calibration, 4)])
     network = sim.session
     # Writing the file takes the encodings away: what it predicts is computed before.
     known = {
@@ -70,7 +69,7 @@ def rounded(case: Case) -> Any:
     from aimet_onnx import apply_adaround
 
     sim = simulated(case, onnx.load(case.onnx()))
-    batches = [{"x": batch} for batch in np.split(case.calibration, 8)]
+    batches = [{"x": batch} for batch in np.array_split(case.calibration, 8)]
     apply_adaround(sim, batches, ITERATIONS)
     return sim
 

@@ -37,7 +37,7 @@ def quantized(case: Case) -> Any:
         },
     )
     # The input of the network keeps eight bits.
-    first = next(module for module in model.modules() if isinstance(module, qnn.QuantConv2d))
+    first = next(module for module in model.modules() if isinstance(module, qnn.QuantConv2d | qnn.QuantLinear))
     if case.activations != 8:
         first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl = type(
             first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl

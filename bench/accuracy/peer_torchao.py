@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
 from exchange import Case, Offer, main, of_module
-from networks import judged
+from networks import in_training, judged
 from torchao.quantization.pt2e import allow_exported_model_train_eval, move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 
 def exported(case: Case, training: bool) -> Any:
-    model = case.model.train() if training else case.model.eval()
+    model = in_training(case.task, case.model) if training else case.model.eval()
     example = (torch.from_numpy(case.calibration[:4]),)
     return torch.export.export(model, example, dynamic_shapes=({0: torch.export.Dim("n", min=2)},)).module()
 

@@ -410,7 +410,7 @@ def signal(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 _CLASSES: dict[str, Any] = {"loss": F.cross_entropy, "metric": accuracy, "trained_by_seed": False}
-_AS_FLOAT: dict[str, Any] = {"epochs": 0, "trained_by_seed": False}
+_AS_FLOAT: dict[str, Any] = {"epochs": 0, "trained_by_seed": False, "followed": False}
 REAL_TASKS: dict[str, Task] = {
     "efficientnet_lite0": Task("ImageNet photos, EfficientNet-Lite0", functools.partial(photos, 224),
                                functools.partial(efficientnet_lite, 0), **_CLASSES, epochs=0, qat_epochs=0,

@@ -149,12 +149,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """In how many rows we are at least as good as the best peer, and what each tool's predictions were worth."""
+    """In how many rows we are worse than the best peer, and what each tool's predictions were worth."""
     pairs, lines = matches(rows), []
     if pairs:
         lines.append(
-            f"{sum(not match.lost for match in pairs)} of {len(pairs)} rows at least as good as the best peer within "
-            f"the interval; on average {100 * mean([match.difference for match in pairs]):+.2f} points"
+            f"significantly worse than the best peer in {sum(match.lost for match in pairs)} of {len(pairs)} rows, "
+            f"mean difference {100 * mean([match.difference for match in pairs]):+.2f} points"
         )
         beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in pairs])
         lines.append(
@@ -201,7 +201,7 @@ def page_text(rows: Sequence[Row], titles: dict[str, str], precisions: Sequence[
             continue
         words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
         lines += [
-            f"## {'Mixed' + precision[5:] if precision.startswith('mixed') else precision.upper()}",
+            f"### {'Mixed' + precision[5:] if precision.startswith('mixed') else precision.upper()}",
             "",
             _line(words),
         ]

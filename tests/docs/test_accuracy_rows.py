@@ -47,7 +47,7 @@ def test_rows_are_compared_within_their_interval() -> None:
     # Nor is another float network, such as the one that another processor's training gives.
     assert rows.matches([replace(OURS, weights="1f"), PEER]) == []
     said = rows.verdict([OURS, PEER, replace(better, runtime=0.93)])
-    assert said[0].startswith("0 of 1 rows at least as good") and "-3.00 points" in said[0]
+    assert said[0] == "significantly worse than the best peer in 1 of 1 rows, mean difference -3.00 points"
     assert "AIMET: 7 test examples answered otherwise than predicted, in 1 of 1 networks" in said
     assert "exactqat: 1,000 integers compared with LiteRT, 0 differ" in said
     assert said[-1] == "lost: digits8 seed 0 w4a4 by 3.0 points (interval 2.0) to NNCF"
@@ -79,4 +79,4 @@ def test_tables_hold_means_over_seeds() -> None:
         rows.PRECISIONS,
     )
     assert "| d | 1 | 95.0 | 90.0 | 85.0 (predicted 93.0) | 85.0 (predicted 93.0) † |\n" in again
-    assert "ViT" not in text and text.startswith("- 2 of 2 rows at least as good as the best peer")
+    assert "ViT" not in text and text.startswith("- significantly worse than the best peer in 0 of 2 rows")

@@ -122,6 +122,26 @@ def test_biases_and_norms_of_plain_functions_become_part_of_the_layer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+def test_what_normalizes_images_is_part_of_the_first_layer(padding: str, tmp_path: Path) -> None:
+    mean, deviation = np.array([0.485, 0.456, 0.406], "f"), np.array([0.229, 0.224, 0.225], "f")
+
+    def function(p, x):
+        x = (x / 255 - mean) / deviation if padding == "VALID" else x / 127.5 - 1
+        y = jax.lax.conv_general_dilated(x, p["kernel"], (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(y).mean((1, 2)) @ p["head"]
+
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype("f")
+    rules = [qat.Rule("input", ranges="fixed", fixed_range=(0.0, 255.0)), qat.Rule()]
+    prepared = prepare(function, weights(kernel=(3, 3, 3, 4), head=(4, 2)), x, rules=rules)
+    kinds = [step.kind for step in prepared.plan.steps]
+    assert kinds == [*([] if padding == "VALID" else ["PADV2"]), "CONV_2D", "MEAN", "FULLY_CONNECTED"]
+    graph = prepared.lower(*prepared.freeze(*prepared.calibrate(*prepared.init(), [x])))
+    report = deploy.verify(graph, deploy.write_tflite(graph, tmp_path / "network.tflite"), data=x)
+    assert report.values > 0 and report.differing == 0
+
+
+@pytest.mark.slow
 def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
     params = {"place": np.zeros((1, 5, 6), np.float32), **weights(head=(6, 2))}
     x = numbers(4, 5, 6)

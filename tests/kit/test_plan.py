@@ -51,6 +51,68 @@ def test_batch_norm_and_activation_after_a_convolution_are_one_operator() -> Non
     assert scheme.outputs == scheme.device_outputs == ("stem",)
 
 
+CAMERA = (Rule("input", ranges="fixed", fixed_range=(0.0, 255.0)), Rule())
+NORMALIZED = [
+    # Padding of the convolution, whether it is a step of its own, groups, rules, the line, the operators.
+    (0, False, 1, ANY, "channels", ["CONV_2D"]),
+    (0, False, 1, ANY, "numbers", ["CONV_2D"]),
+    (1, False, 1, ANY, "factor", ["CONV_2D"]),
+    (1, False, 1, CAMERA, "numbers", ["PADV2", "CONV_2D"]),
+    (1, True, 1, CAMERA, "numbers", ["PADV2", "CONV_2D"]),
+    # Zeros after the line are another color in each channel, or one that the range of what is seen may not hold.
+    (1, False, 1, CAMERA, "channels", ["DEPTHWISE_CONV_2D", "CONV_2D"]),
+    (1, False, 1, ANY, "numbers", ["DEPTHWISE_CONV_2D", "CONV_2D"]),
+    (1, False, 1, (Rule("input", ranges="fixed", fixed_range=(0.0, 99.0)), Rule()), "numbers",
+     ["DEPTHWISE_CONV_2D", "CONV_2D"]),
+    (0, False, 3, ANY, "channels", ["DEPTHWISE_CONV_2D", "DEPTHWISE_CONV_2D"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("padding", "apart", "groups", "rules", "line", "operators"), NORMALIZED)
+def test_what_normalizes_an_input_becomes_part_of_the_layer_that_reads_it(
+    padding: int, apart: bool, groups: int, rules: tuple[Rule, ...], line: str, operators: list[str]
+) -> None:
+    sketch = Sketch()
+    x = sketch.input(1, 3, 8, 8)
+    if line == "channels":
+        mean, deviation = (sketch.parameter(name, 3, 1, 1) for name in ("mean", "deviation"))
+        x = sketch.add("div", sketch.add("sub", sketch.add("div", x, 255.0), mean), deviation)
+    elif line == "numbers":
+        x = sketch.add("div", sketch.add("sub", x, 100.0), 50.0)
+    else:
+        x = sketch.add("div", x, 255.0)
+    around = ((padding, padding), (padding, padding))
+    if apart:
+        x, around = sketch.add("pad", x, padding=((0, 0), (0, 0), *around), mode="constant", value=0.0), ((0, 0),) * 2
+    network = sketch.network(sketch.batch_norm(sketch.conv(x, 6, 3, padding=around, groups=groups)))
+    scheme = plan(network, rules)
+    assert kinds(scheme) == operators
+    inputs = [255 * torch.rand(2, 3, 8, 8)]
+    assert close(sketch.computed(scheme, inputs), sketch.expected(network, inputs))
+    weights = scheme.steps[-1].weights
+    assert weights is not None and scheme.constants[weights.weight].trainable
+
+
+def test_a_line_that_others_read_too_is_an_operator() -> None:
+    sketch = Sketch()
+    x = sketch.add("div", sketch.input(1, 3, 8, 8), 255.0)
+    scheme = plan(sketch.network(sketch.conv(x, 6), x), ANY)
+    assert kinds(scheme) == ["DEPTHWISE_CONV_2D", "CONV_2D"]
+    inner = Sketch()
+    y = inner.add("div", inner.conv(inner.input(1, 3, 8, 8), 3), 255.0)
+    assert kinds(plan(inner.network(inner.conv(y, 6, module="second")), ANY))[1] == "DEPTHWISE_CONV_2D"
+
+
+def test_a_dense_layer_takes_what_normalizes_its_input() -> None:
+    sketch = Sketch()
+    mean = sketch.parameter("mean", 5)
+    network = sketch.network(sketch.linear(sketch.add("mul", sketch.add("sub", sketch.input(1, 5), mean), 3.0), 4))
+    scheme = plan(network, ANY)
+    assert kinds(scheme) == ["FULLY_CONNECTED"]
+    inputs = sketch.examples()
+    assert close(sketch.computed(scheme, inputs), sketch.expected(network, inputs))
+
+
 def test_what_others_read_too_is_not_fused() -> None:
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 3, 8, 8), 6)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import pytest
 from keras import layers, ops
 from keras_networks import ds_cnn
 
-from exactqat import qat
+from exactqat import deploy, qat
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +125,27 @@ def test_layers_of_ones_own() -> None:
 
     subclassed = qat.keras.prepare(Subclassed(), example=np.zeros((2, 6), "f"))
     assert [(step.kind, step.activation) for step in subclassed.plan.steps] == [("FULLY_CONNECTED", "RELU")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kinds"),
+    [
+        ([layers.Normalization(mean=[120, 110, 100], variance=[3e3, 3.1e3, 3.2e3]), layers.Conv2D(4, 3)], ["CONV_2D"]),
+        ([layers.Rescaling(1 / 127.5, -1), layers.Conv2D(4, 3, 2, padding="same")], ["PADV2", "CONV_2D"]),
+        ([layers.Rescaling(1 / 128, -127 / 128), layers.ZeroPadding2D(((0, 1), (0, 1))), layers.Conv2D(4, 3, 2)],
+         ["PADV2", "CONV_2D"]),
+    ],
+)  # fmt: skip
+def test_what_normalizes_images_is_part_of_the_first_layer(parts: Any, kinds: list[str], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype("f")
+    rules = [qat.Rule("input", ranges="fixed", fixed_range=(0.0, 255.0)), qat.Rule()]
+    prepared = qat.keras.prepare(keras.Sequential([keras.Input((8, 8, 3)), *parts]), rules)
+    assert [step.kind for step in prepared.plan.steps] == kinds
+    qat.keras.calibrate(prepared, [x])
+    qat.keras.freeze(prepared)
+    graph = deploy.lower(prepared)
+    report = deploy.verify(graph, deploy.write_tflite(graph, tmp_path / "network.tflite"), data=x)
+    assert report.values > 0 and report.differing == 0
 
 
 @pytest.mark.parametrize(("word", "kinds"), [("hard_swish", ["HARD_SWISH", "DEPTHWISE_CONV_2D"]), ("mish", ["TABLE"])])

@@ -13,6 +13,7 @@ from .network import Constant, Step
 from .planner import Operand, Planner, handles
 from .refusals import Refused, word
 from .stored import Stored
+from .weights import passes_on
 
 
 def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
@@ -86,6 +87,8 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
         raise Refused(f"{word(step)} by a non-finite number")
     if not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient):
         weight, bias = masks.line_in_front_of_softmax(planner.network, planner.end, x, weight, bias)
+    if passes_on(planner, x, weight, bias):
+        return x
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x

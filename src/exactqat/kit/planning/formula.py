@@ -25,6 +25,10 @@ def _reshaped(array: Any, *shape: Any) -> Any:
     return array.reshape(*shape)
 
 
+def _summed(array: Any, axis: int) -> Any:
+    return array.sum(axis)
+
+
 def _clipped(array: Any, low: float) -> Any:
     return array.clip(min=low)
 
@@ -38,6 +42,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "item": operator.getitem,
     "transposed": _transposed,
     "reshaped": _reshaped,
+    "summed": _summed,
     "clipped": _clipped,
 }
 
@@ -63,6 +68,7 @@ class _Symbol:
     __truediv__, __rtruediv__ = _operation("divide"), _operation("divide", reflected=True)
     __sub__, __neg__ = _operation("subtract"), _operation("negative")
     __getitem__, reshape, T = _operation("item"), _operation("reshaped"), property(_operation("transposed"))
+    sum = _operation("summed")
 
     def clip(self, *, min: float) -> _Symbol:
         return _operation("clipped")(self, min)

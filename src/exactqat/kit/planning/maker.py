@@ -353,8 +353,8 @@ class Maker:
             last["rule"] = rule = rule or self.rule(path)
             constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
             start = "" if part is None else f"{part}/"
-            filter_ = self._of_channels(weight, (count, *[1] * (x.rank - 1)), f"{start}weight")
-            offset = None if bias == 0 else self._of_channels(bias, (count,), f"{start}bias")
+            filter_ = self.of_channels(weight, (count, *[1] * (x.rank - 1)), f"{start}weight")
+            offset = None if bias == 0 else self.of_channels(bias, (count,), f"{start}bias")
             attributes = {
                 "strides": (1,) * spatial,
                 "padding": ((0, 0),) * spatial,
@@ -383,7 +383,7 @@ class Maker:
             x = self.multiply(x, self.array(weight, "factor"), f"{part}_scaled" if part else "scaled")
         return self.add(x, self.array(bias, "offset"), part, **last)
 
-    def _of_channels(self, value: float | Coefficient, shape: tuple[int, ...], name: str) -> str:
+    def of_channels(self, value: float | Coefficient, shape: tuple[int, ...], name: str) -> str:
         """A constant with one number for each channel, [channels, 1, ...]."""
         if not isinstance(value, Coefficient):
             return self.array(np.full(shape, value), name)
@@ -513,11 +513,14 @@ class Maker:
         channels = tensors[0].channels
         return self.store("CONCATENATION", tensors, shape, part, attributes={"axis": axis}, channels=channels)
 
-    def pad(self, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
-        """Real zeros around a tensor; paddings: (before, after) per axis."""
+    def pad(
+        self, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None, value: float | None = 0.0
+    ) -> Stored:
+        """A number within the tensor's range around it, None: its lowest; paddings: (before, after) per axis."""
         paddings = tuple((int(before), int(after)) for before, after in paddings)
         shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
-        return self.store("PAD", [x], shape, part, attributes={"paddings": paddings}, channels=x.channels)
+        kind, more = ("PAD", {}) if value == 0 else ("PADV2", {"value": value})
+        return self.store(kind, [x], shape, part, attributes={"paddings": paddings, **more}, channels=x.channels)
 
     def reduce(
         self,

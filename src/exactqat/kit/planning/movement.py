@@ -269,14 +269,16 @@ def pad(planner: Planner, step: Step) -> Stored:
         return x
     need_separate(step, not any(padding[x.batch_axis]))
     mode, value = attributes.get("mode", "constant"), float(attributes.get("value") or 0.0)
-    reader = planner.following()
-    if mode == "constant" and reader is not None and _pads_itself(reader, x, padding, value):
+    reader, line = planner.following(), planner.lines.get(str(step.inputs[0]))
+    if reader is not None and line is not None:
+        planner.lines[str(reader.inputs[0])] = line
+    if mode == "constant" and reader is not None and pads_itself(reader, x, padding, value):
         planner.ahead[str(reader.inputs[0])] = padding
         return x
     return padded(Maker(planner, step, "pad"), x, padding, mode, value)
 
 
-def _pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], value: float) -> bool:
+def pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], value: float) -> bool:
     """Whether the reader can use its own padding instead: zeros of a convolution, or values that are never the
     maximum."""
     axis = reader.attributes.get("channel_axis")

@@ -75,6 +75,8 @@ class Planner:
         self.done_before: set[str] = set()
         # By value: padding that the only reader does itself.
         self.ahead: dict[str, list[tuple[int, int]]] = {}
+        # By value: the weight and bias of an input's line, which its only reader computes, and where it is 0.
+        self.lines: dict[str, tuple[Any, Any, float]] = {}
         # Tensors of 8 bits stored again in 16, or vice versa, by path and the rule they are stored under.
         self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()

@@ -95,8 +95,8 @@ class Derived:
     """The `expression` of a constant that planning made from others: `function(*operands)`.
 
     `function` takes and returns a framework's arrays and uses only what all frameworks' arrays have in common:
-    arithmetic operators, indexing, `reshape` and `clip(min=)`. So it can be differentiated where its operands are
-    trained.
+    arithmetic operators, indexing, `reshape`, `sum(axis)` and `clip(min=)`. So it can be differentiated where its
+    operands are trained.
     """
 
     function: Callable[..., Any]

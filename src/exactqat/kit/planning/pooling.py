@@ -84,11 +84,7 @@ def _inside(size: int, side: int, stride: int, before: int, after: int) -> list[
 
 def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
     """Padding that is never the maximum."""
-    if x.nonnegative:  # zeros change no maximum
-        return maker.pad(x, paddings, part)
-    shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
-    attributes = {"paddings": tuple(paddings), "value": None}
-    return maker.store("PADV2", [x], shape, part, attributes=attributes, channels=x.channels)
+    return maker.pad(x, paddings, part, 0.0 if x.nonnegative else None)  # zeros change no maximum
 
 
 @handles("avg_pool")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..device.attribute import Attributes
-from .maker import Maker
-from .movement import in_all_axes, own_padding, padded
+from .maker import Coefficient, Maker
+from .movement import in_all_axes, own_padding, padded, pads_itself
 from .network import Constant, Step
 from .planner import Planner, fused_activation, handles
 from .plans import BatchNorm, Weights
@@ -108,6 +108,65 @@ def put(
     )
 
 
+def passes_on(planner: Planner, x: Stored, weight: float | Coefficient, bias: float | Coefficient) -> bool:
+    """Whether ``weight * x + bias`` of an input, which normalizes it, becomes part of the weights that read it.
+
+    Padding surrounds the line with zeros. x has them at -bias / weight, which must be one number within its range.
+    """
+    first = reader = planner.following()
+    if first is None or reader is None or not any(x is planner.stored[name] for name in planner.network.inputs):
+        return False
+    pads = first.kind == "pad" and first.attributes.get("mode", "constant") == "constant"
+    if pads:
+        reader, value = planner.only_reader(first), float(first.attributes.get("value") or 0.0)
+        if reader is None or not pads_itself(reader, x, first.attributes["padding"], value):
+            return False
+    attributes = reader.attributes
+    if reader.kind == "conv":
+        pads = pads or any(map(any, attributes["padding"]))
+        fits = attributes["groups"] == 1 and attributes.get("padding_mode", "zeros") == "zeros"
+        fits = fits and attributes["channel_axis"] == x.channels
+    else:
+        fits = reader.kind == "linear" and x.channels == x.rank - 1
+    zero, ends = 0.0, x.grid.now.rule.fixed_range
+    if fits and pads and bias != 0:
+        if isinstance(weight, Coefficient) or isinstance(bias, Coefficient) or not weight or ends is None:
+            return False
+        zero = -bias / weight
+        fits = ends[0] <= zero <= ends[1]
+    if fits:
+        planner.lines[str(first.inputs[0])] = weight, bias, zero
+    return fits
+
+
+def _of_line(
+    maker: Maker, x: Stored, weight: str, bias: str | None, padding: tuple[tuple[int, int], ...] = (), axis: int = -1
+) -> tuple[Stored, str, str | None, tuple[tuple[int, int], ...]]:
+    """What a layer reads, its weight [out, in, ...], bias and padding where it is given a line of x, but reads x."""
+    planner = maker.planner
+    line = planner.lines.get(str(maker.step.inputs[0]))
+    if line is None:
+        return x, weight, bias, padding
+    outputs, inputs, *window = planner.constants[weight].shape
+    factor, offset = (
+        maker.of_channels(value, (inputs, *[1] * len(window)), name)
+        for value, name in zip(line[:2], ("input_factor", "input_offset"), strict=True)
+    )
+    if line[1] != 0:
+        operands = [weight, offset, *([] if bias is None else [bias])]
+        bias = maker.derived(
+            "bias",
+            (outputs,),
+            lambda array, offset, *own: sum(own, (array * offset).reshape((outputs, -1)).sum(-1)),
+            *operands,
+        )
+        if any(map(any, padding)):
+            x = maker.pad(x, in_all_axes(x, axis, padding), "padded", line[2])
+            padding = ((0, 0),) * len(padding)
+    weight = maker.derived("weight", (outputs, inputs, *window), lambda array, factor: array * factor, weight, factor)
+    return x, weight, bias, padding
+
+
 @handles("conv")
 def convolution(planner: Planner, step: Step) -> Stored:
     x, weight, bias = planner.tensor(step), planner.constant(step, 1), planner.optional(step, 2)
@@ -123,6 +182,7 @@ def convolution(planner: Planner, step: Step) -> Stored:
     depthwise = groups > 1 and groups == x.shape[axis]
     if any(low < 0 for pair in padding for low in pair):
         raise Refused(f"{word(step)} with negative padding {padding}; crop the image with a slice")
+    x, weight, bias, padding = _of_line(maker, x, weight, bias, padding, axis)
     window = {
         "strides": tuple(attributes["strides"]),
         "padding": padding,
@@ -182,7 +242,9 @@ def linear(planner: Planner, step: Step) -> Stored:
     x, bias = planner.tensor(step), planner.optional(step, 2)
     last = x.rank - 1
     need_separate(step, last != x.batch_axis, "over")
-    return put(Maker(planner, step, "linear"), "FULLY_CONNECTED", x, planner.constant(step, 1), bias, {}, last)
+    maker = Maker(planner, step, "linear")
+    x, weight, bias, _ = _of_line(maker, x, planner.constant(step, 1), bias)
+    return put(maker, "FULLY_CONNECTED", x, weight, bias, {}, last)
 
 
 @handles("matmul")

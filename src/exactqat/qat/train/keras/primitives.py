@@ -328,4 +328,5 @@ class WithMethods:
     T = property(_method(ops.transpose))
     reshape = _method(lambda x, *shape: ops.reshape(x, shape[0] if len(shape) == 1 else shape))
     transpose = _method(lambda x, *axes: ops.transpose(x, axes[0] if len(axes) == 1 else axes))
+    sum = _method(ops.sum)
     clip = _method(lambda x, min=-math.inf, max=math.inf: clip(x, min, max))
