@@ -205,7 +205,7 @@ def test_mediapipe_reads_the_labels(graph: Graph, tmp_path: Path) -> None:
     path = deploy.write_tflite(said, tmp_path / "m.tflite", inputs="float32", outputs="float32")
     images = RANDOM.integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
     codes = deploy.simulate(graph, deploy.input_codes(graph, (images - np.float32(120)) / np.float32(127.5)))
-    # No pixel is halfway between two codes, so MediaPipe's normalization and ours give the same ones, and the same scores.
+    # No pixel is halfway between two codes, so MediaPipe normalizes to the same ones and gives the same scores.
     with vision.ImageClassifier.create_from_model_path(str(path)) as classifier:
         for pixels, own in zip(images, deploy.output_values(graph, codes)["scores"].tolist(), strict=True):
             answer = classifier.classify(mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=pixels))
