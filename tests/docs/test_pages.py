@@ -58,8 +58,8 @@ PAGES: dict[str, list[str]] = {
     "tune": [
         "import torch\nfrom concurrent.futures import ProcessPoolExecutor\nfrom exactqat import deploy\n"
         "torch.manual_seed(0)\nimages = torch.rand(40, 1, 6, 6)\n"
-        "model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(),\n"
-        "                            torch.nn.Linear(64, 3)).eval()\n"
+        "layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 1)\n"
+        "model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()\n"
         "test_images = validation_images = calibration_images = images\nloader, epochs = [images], 1\n"
         "test_classes = validation_classes = calibration_classes = model(images).argmax(1)\n"
         "data = images, test_classes\ntrain = lambda model: qat.calibrate(model, [images])"
