@@ -15,6 +15,7 @@ highlight_language = "none"  # of blocks that name none
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "exactqat"
+pygments_dark_style = "github-dark"  # which underlines no imports
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}

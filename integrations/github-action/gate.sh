@@ -11,6 +11,7 @@ add --metric "${METRIC:-}"
 add --min-score "${MIN_SCORE:-}"
 add --max-score "${MAX_SCORE:-}"
 add --max-differ "${MAX_DIFFER:-}"
+add --max-flips "${MAX_FLIPS:-}"
 for device in ${DEVICES:-}; do arguments+=(--device "${device}"); done
 if [ "${RUN:-false}" = true ]; then arguments+=(--run); fi
 

@@ -42,7 +42,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({"__version__", *__all__, *_LATER})
 
 
 _frontends.load_early()

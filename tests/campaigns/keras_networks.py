@@ -95,7 +95,7 @@ def to_the_device(model: Any, folder: Path, rules: tuple[qat.Rule, ...] = (qat.R
     """Prepared, fitted, frozen, fitted, saved and loaded, lowered, verified: how many integers were compared."""
     (source,) = model.inputs
     x = np.random.default_rng(0).standard_normal((8, *source.shape[1:])).astype(np.float32)
-    prepared = qat.keras.prepare(model, rules)
+    prepared = qat.keras.prepare(model, rules=rules)
     qat.keras.calibrate(prepared, [x])
     wanted = model.predict(x, verbose=0)
     trained = prepared.predict(x, verbose=0)

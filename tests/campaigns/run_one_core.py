@@ -545,7 +545,7 @@ class Keras:
         builder = InKeras(tensors)
         model = keras.Model(inputs, build(builder, inputs))
         builder.fill()
-        self.device_of = qat.keras.prepare(model, rules, check=False)
+        self.device_of = qat.keras.prepare(model, rules=rules, check=False)
         self.plan = self.device_of.plan
         words = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
         self.owned = {}

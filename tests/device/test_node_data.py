@@ -50,7 +50,7 @@ def test_a_file_for_each_kind_of_finding(inspected: tuple[Path, Inspection], tmp
     for pair in inspection.disagreements:
         assert f"{' and '.join(pair.profiles)} differ in {pair.differing:,}" in results[pair.layer]["value"]
     firsts = {pair.layer for pair in inspection.disagreements}
-    assert all(row["value"] == "all devices agree" for name, row in results.items() if name not in firsts)
+    assert all(row["value"] == "no difference begins here" for name, row in results.items() if name not in firsts)
     assert {row["value"] for row in contents["found-runtimes"]["results"].values()} == {0}
     assert [row["value"] for row in contents["found-decibels"]["results"].values()] == [30, 29, 28]
 

@@ -177,6 +177,10 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
     assert "something other than was trained" in repr(other) and "differ from training" in other._repr_html_()
     unknown = deploy.verify(replace(graph, trained_for=""), path, codes, NOW)
     assert unknown.equal and "trained for is unknown" in unknown.sentences()[2]
+    # A network that ends with a move of values: training stores no output.
+    stored = {name: array for name, array in own.items() if name not in graph.outputs}
+    ends = deploy.verify(graph, path, codes, FORMER, trained_codes=stored)
+    assert ends.sentences()[1].endswith(f"none of {ends.training_values:,} integers of all stored tensors differs")
 
 
 @pytest.mark.slow

@@ -450,7 +450,7 @@ def test_keras_answers_alike() -> None:
         x, y = np.random.default_rng(0).random((4, 3)).astype("float32"), np.zeros(4)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         rule = qat.Rule(weight_bits=4)
-        made = [qat.keras.prepare(model, rules) for rules in (rule, [rule], rule)]
+        made = [qat.keras.prepare(model, rules=rules) for rules in (rule, [rule], rule)]
         with pytest.raises(RuntimeError, match="ranges have seen no data .'input'"):
             qat.keras.freeze(made[0])
         for each, batch in zip(made, ((x, y), [x, y], x)):
@@ -462,7 +462,8 @@ def test_keras_answers_alike() -> None:
             (lambda: qat.keras.calibrate(model, [x]), "Sequential; prepare it first"),
             (lambda: qat.keras.freeze(model), "Sequential; prepare it first"),
             (lambda: qat.keras.prepare(torch.nn.Linear(1, 1)), "models of PyTorch are for exactqat.qat"),
-            (lambda: qat.keras.prepare(model, "*"), "list of Rule"),
+            (lambda: qat.keras.prepare(model, rules="*"), "list of Rule"),
+            (lambda: qat.keras.prepare(model, [rule]), "give rules by their name"),
             (lambda: qat.keras.calibrate(made[1], 3), "iterable"),
             (lambda: qat.keras.calibrate(made[1], x), "give .it"),
             (lambda: qat.torch.prepare(model, torch.zeros(1, 3)), "models of Keras are for exactqat.qat.keras"),

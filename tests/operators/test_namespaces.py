@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from typing import Any
@@ -98,6 +100,24 @@ def test_axes_count_from_the_end_or_cover_everything() -> None:
 def test_the_kit_and_the_road_to_the_device_are_there_without_a_framework(code: str) -> None:
     check = "; import sys; assert not {'torch', 'jax', 'keras', 'tensorflow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code + check], check=True)
+
+
+# Modules that a user reaches by a name's dot, beside what they export.
+WITHIN = {"exactqat": {"deploy", "qat", "tune"}, "exactqat.qat": {"distributed", "jax", "keras", "tfmot", "torch"}}
+
+
+@pytest.mark.parametrize(
+    "name", [*WITHIN, "exactqat.deploy", "exactqat.tune", *(f"exactqat.qat.{part}" for part in WITHIN["exactqat.qat"])]
+)
+def test_completion_shows_public_names_and_nothing_else(name: str) -> None:
+    framework = {"tfmot": "keras", "distributed": "torch"}.get(name.split(".")[-1], name.split(".")[-1])
+    if framework in ("jax", "keras", "torch"):
+        pytest.importorskip(framework)
+    code = f"import importlib; module = importlib.import_module({name!r}); print(*dir(module), '+', *module.__all__)"
+    environment = {**os.environ, "KERAS_BACKEND": "jax" if importlib.util.find_spec("jax") else "torch"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    shown, _, exported = done.stdout.partition("+")
+    assert {word for word in shown.split() if not word.startswith("__")} == {*exported.split(), *WITHIN.get(name, ())}
 
 
 def test_operators_alone_do_not_load_the_kit() -> None:

@@ -8,7 +8,7 @@ import traceback
 
 from .terminal import open_streams, to_nobody
 
-INSTALL = "pip install 'exactqat[job]'"
+INSTALL = "pip install 'exactqat[job]', or for inspect alone, without PyTorch, 'exactqat[inspect]'"
 
 
 def main() -> None:

@@ -100,3 +100,7 @@ __all__ = [
     "write_onnx",
     "write_tflite",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

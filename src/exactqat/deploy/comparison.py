@@ -197,10 +197,10 @@ class Report(Finding):
         if self.training:
             what = "something other than" if self.training_differing else "what"
             count, whole = self.outputs_beside_training, (self.training_differing, self.training_values)
-            computes = (
-                f"{device} computes {what} was trained: {_share(*count, 'integers of the outputs')}, "
-                f"{_share(*whole, 'of all stored tensors')}"
-            )
+            # What only moves values, as at the end of a network, training does not store.
+            outputs = f"{_share(*count, 'integers of the outputs')}, " if count[1] else ""
+            all_stored = _share(*whole, "of all stored tensors" if outputs else "integers of all stored tensors")
+            computes = f"{device} computes {what} was trained: {outputs}{all_stored}"
         if not self.trained_for:
             return ran, computes, "The device it was trained for is unknown"
         same = "this device" if self.trained_for == self.profile else f"and not for {shortened(self.profile)}"

@@ -15,7 +15,7 @@ from typing import Any
 from .formats.tflite import write_whole
 from .inspect import Inspection
 
-_AGREE = "all devices agree"
+_AGREE = "no difference begins here"
 # From the worst to the best layer.
 _GRADIENT = [{"stop": 0, "bgColor": "#d73027"}, {"stop": 0.5, "bgColor": "#fee08b"}, {"stop": 1, "bgColor": "#1a9850"}]
 

@@ -20,6 +20,10 @@ from .train.torch.prepared import PreparedModel
 from .train.torch.tree import Kept
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @contextmanager
 def synchronized(model: nn.Module) -> Iterator[None]:
     """While the context lasts, batch norm, folded or not, and observed ranges of `model` see all processes' batches.

@@ -130,9 +130,7 @@ def prepare(
             f"model must be a torch.nn.Module, a keras.Model or an NNX module, got {type(model).__name__}; for JAX "
             "give its parameters too: qat.prepare(model, example, variables=params) (exactqat.qat.jax)"
         )
-    if framework == "keras":
-        return kit.prepare(model, rules, example, **options)
-    if example is None:
+    if example is None and framework != "keras":
         raise TypeError("prepare needs example, a batch as the model gets it: qat.prepare(model, images[:2])")
     return kit.prepare(model, example, rules=rules, **options)
 

@@ -35,3 +35,7 @@ __all__ = [
     "search",
     "sensitivity",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -62,7 +62,7 @@ def test_what_means_something_is_not_left_out() -> None:
 
 
 def test_batch_norms_are_reestimated_in_keras() -> None:
-    prepared = qat.keras.prepare(network(), [qat.Rule(weight_bits=3)], check=False)
+    prepared = qat.keras.prepare(network(), rules=[qat.Rule(weight_bits=3)], check=False)
     qat.keras.calibrate(prepared, [images])
     before = [np.asarray(value) for value in prepared.get_weights()]
     assert qat.reestimate(prepared, images) is prepared

@@ -28,7 +28,7 @@ MASK = (SENTENCES != 0).astype(np.int32)
 
 def through_the_device(model: Any, inputs: np.ndarray | Sequence[np.ndarray]) -> Any:
     """The model, prepared, frozen and compared with every runtime."""
-    prepared = qat.keras.prepare(model, [qat.Rule()], example=inputs)
+    prepared = qat.keras.prepare(model, rules=[qat.Rule()], example=inputs)
     qat.keras.calibrate(prepared, [inputs])
     qat.keras.freeze(prepared)
     graph = deploy.lower(prepared)

@@ -42,7 +42,7 @@ def test_what_is_fused_and_trained() -> None:
     x = np.random.default_rng(0).standard_normal((8, 25, 10, 1)).astype("f")
     model = ds_cnn()
     nodes = [len(layer._inbound_nodes) for layer in model.layers]
-    prepared = qat.keras.prepare(model, [qat.Rule(ranges="learned")])
+    prepared = qat.keras.prepare(model, rules=[qat.Rule(ranges="learned")])
     assert [len(layer._inbound_nodes) for layer in model.layers] == nodes  # the user's graph is as it was
     steps = {step.path: step for step in prepared.plan.steps}
     assert steps["conv2d"].activation == "RELU" and steps["conv2d"].weights.batch_norm is not None

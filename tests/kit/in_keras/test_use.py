@@ -22,7 +22,7 @@ images = rng.standard_normal((8, 8, 8, 3)).astype("f")
 
 
 def prepared_by(model, data, *rules, **more):
-    prepared = qat.keras.prepare(model, rules or [qat.Rule()], **more)
+    prepared = qat.keras.prepare(model, rules=rules or [qat.Rule()], **more)
     qat.keras.calibrate(prepared, [data])
     return prepared
 
@@ -112,10 +112,10 @@ def test_weights_move() -> None:
     learned.save_weights("learned.weights.h5")
     other = head(name="two")
     other.layers[0].trainable = False
-    again = qat.keras.prepare(other, [qat.Rule(ranges="learned")])
+    again = qat.keras.prepare(other, rules=[qat.Rule(ranges="learned")])
     again.load_weights("learned.weights.h5")
     assert np.array_equal(predict(again), predict(learned))
-    fresh = qat.keras.prepare(head(), [qat.Rule(ranges="learned")])
+    fresh = qat.keras.prepare(head(), rules=[qat.Rule(ranges="learned")])
     fresh.set_weights(learned.get_weights())
     assert np.array_equal(predict(fresh), predict(learned))
     with pytest.raises(ValueError, match="the same network by the same rules"):

@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class QuantizeConfig:
     """How a layer is quantized; subclasses give its quantizers. It is read when the model is prepared, as a `Rule`.
 
@@ -192,7 +196,7 @@ def quantize_apply(
     with warnings.catch_warnings():
         # A layer that computes nothing of its own has patterns that match nothing.
         warnings.simplefilter("ignore", UnusedRuleWarning)
-        prepared = prepare(network, [*rules, scheme.rule], keep_final_activation=keep_final_activation)
+        prepared = prepare(network, rules=[*rules, scheme.rule], keep_final_activation=keep_final_activation)
     _check_complete(network, prepared, plain)
     return prepared
 

@@ -208,10 +208,10 @@ def preparing(build: Build[Model]) -> Callable[..., Model]:
 
     def prepare_file(
         graph: Graph | OnnxModel,
+        *,
         device: str | None = DEFAULT_PROFILE,
         check: bool = True,
         rules: Iterable[Rule] = (Rule(),),
-        *,
         deployable: bool = True,
         keep_final_activation: bool | None = None,
     ) -> Model:

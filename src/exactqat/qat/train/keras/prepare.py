@@ -27,8 +27,8 @@ from .proof import compare_with_original
 
 def prepare(
     model: object,
-    rules: Iterable[Rule] = (Rule(),),
     example: object = None,
+    rules: Iterable[Rule] = (Rule(),),
     *,
     device: DeviceName | str | None = DEFAULT_PROFILE,
     deployable: bool = True,
