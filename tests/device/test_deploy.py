@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -267,9 +269,16 @@ def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytes
     assert not verify(graph, path, codes).differing and len(tried) == 2
 
 
-def test_what_a_child_does_is_not_shown(tmp_path: Path) -> None:
+@pytest.fixture(params=["started", "forked"])
+def trial(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The module, with both ways to make a process."""
+    module = sys.modules["exactqat.deploy.runtimes.trial"]
+    with module.forking() if request.param == "forked" else nullcontext():
+        yield module
+
+
+def test_what_a_child_does_is_not_shown(trial: ModuleType) -> None:
     """Refusals are left to this process, which says them better; only death counts, and what keeps a child from it."""
-    trial = sys.modules["exactqat.deploy.runtimes.trial"]
     trial.try_in_a_child(np.testing.assert_array_equal, 1, 2)
     with pytest.raises(RuntimeRefusal, match="SIGKILL"):
         trial.try_in_a_child(signal.raise_signal, signal.SIGKILL)

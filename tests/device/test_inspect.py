@@ -7,8 +7,11 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +33,7 @@ from exactqat.deploy.formats.read_tflite import UnsupportedFile
 from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from exactqat.deploy.inspect import inspect, refused_as_json
 from exactqat.deploy.random_inputs import differing_examples, random_codes
-from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
+from exactqat.deploy.runtimes.trial import RuntimeRefusal, forking, try_in_a_child
 from exactqat.kit.device import Refusal
 from exactqat.kit.device.tensor import INDICES
 
@@ -90,11 +93,15 @@ def _hang_with_a_child() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_what_a_process_started_ends_with_it() -> None:
+@pytest.mark.parametrize("way", [nullcontext, forking])
+def test_what_a_process_started_ends_with_it(way: Callable[[], AbstractContextManager[None]]) -> None:
     start = time.monotonic()
-    with pytest.raises(RuntimeRefusal, match="longer than 1 seconds"):
-        try_in_a_child(_hang_with_a_child, seconds=1)
-    assert time.monotonic() - start < 30
+    with way():
+        with pytest.raises(RuntimeRefusal, match="longer than 1 seconds"):
+            try_in_a_child(_hang_with_a_child, seconds=1)
+        assert time.monotonic() - start < 30
+        with pytest.raises(RuntimeRefusal, match="SIGKILL"):  # and others start after it
+            try_in_a_child(signal.raise_signal, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from .mechanism import Mechanism, mechanism_of
 from .random_inputs import differing_examples, random_codes
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
-from .runtimes.trial import Answer, RuntimeRefusal, answer_of
+from .runtimes.trial import Answer, RuntimeRefusal, answer_of, forking
 from .simulate import simulate
 
 # Number of examples if no data is given.
@@ -325,6 +325,7 @@ def _described(name: str, dtype: str, tensor: Tensor, sizes: Sequence[object], i
     return f"{shortened(name)} {dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
 
 
+@forking()
 def inspect(
     path: str | os.PathLike[str] | InspectedFile,
     data: Data = None,

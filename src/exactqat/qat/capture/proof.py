@@ -332,7 +332,9 @@ class FunctionalSubject(Subject, Generic[Array]):
         with self.settled():
             if key not in self._programs:
                 self._programs[key] = self.program(word, trial, step)
-            gradients, (results, state) = self._programs[key](self._tensors(leaves), self._tensors(others))
+            # Compiled programs take NumPy's arrays; JAX would compile a copy of them for every shape.
+            operands = [leaves, others] if self.compiles else map(self._tensors, (leaves, others))
+            gradients, (results, state) = self._programs[key](*operands)
         evidence = Evidence(
             *({name: self.array(value) for name, value in arrays.items()} for arrays in (results, gradients, state))
         )

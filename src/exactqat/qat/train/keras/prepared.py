@@ -224,7 +224,8 @@ class PreparedModel(keras.Model):
         dtype = "int32" if value.dtype.kind == "i" else "float32"
         variable = self.add_weight(
             shape=value.shape,
-            initializer="zeros",
+            # For zeros of its own JAX compiles a program for every shape.
+            initializer=lambda shape, dtype: ops.convert_to_tensor(np.zeros(shape, dtype), dtype),
             dtype=dtype,
             trainable=trainable and dtype == "float32",
             name=name.replace("/", ".").replace(".", "__"),  # PyTorch takes no dots
