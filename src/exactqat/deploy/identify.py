@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +30,7 @@ from ..kit.device import OPERATORS, Profile, Refusal
 from ..kit.device.hypotheses import Hypothesis, answering, beginning
 from ..kit.device.operator import Call
 from ..kit.device.probes import PROBES, probe
-from ..kit.device.profile import FILE_VERSION, profile_of_data
+from ..kit.device.profile import FILE_VERSION, PACKAGED, known_names, profile_of_data
 from ..kit.device.tensor import Quantization
 from ..kit.display import Finding, aligned, shortened
 from .codes import as_codes, as_real
@@ -231,15 +233,18 @@ def identify(
         What was found; `Identification.write` writes it as the file of a device.
 
     Raises:
-        ValueError: file or an operator is none of those known.
+        ValueError: file or an operator is none of those known, or name cannot be a device's, or is one already.
     """
+    if file not in (".tflite", ".onnx"):
+        raise ValueError(f"file must be .tflite or .onnx, got {file!r}")
     known = names(file)
     wanted = known if operators is None else tuple(operators)
     unknown = [entry for entry in wanted if entry not in known]
-    if unknown or file not in (".tflite", ".onnx"):
-        raise ValueError(
-            f"operators must be among {', '.join(known)}, and file .tflite or .onnx, got {unknown or file}"
-        )
+    if unknown:
+        raise ValueError(f"operators must be among {', '.join(known)}, got {', '.join(unknown)}")
+    profile_of_data({"exactqat_device": FILE_VERSION, "name": name})
+    if name in (taken := (*known_names(), *PACKAGED)):
+        raise ValueError(f"name must be none of {', '.join(taken)}, which are declared, got {name!r}")
     began, rows = time.monotonic(), []
     for entry in wanted:
         (progress or (lambda text: None))(entry)
@@ -258,25 +263,41 @@ class CommandRunner:
     to write with what its outputs hold, both by name."""
 
     def __init__(self, command: str, file: str = ".tflite", seconds: float = 120.0) -> None:
-        self.words, self.file, self.seconds = shlex.split(command), file, seconds
+        """
+        Raises:
+            ValueError: it has no words, or there is no such program.
+        """
+        try:
+            self.words, self.file, self.seconds = shlex.split(command), file, seconds
+        except ValueError as error:
+            raise ValueError(f"runner {command!r} cannot be split into words: {error}") from None
+        if not self.words or shutil.which(self.words[0]) is None:
+            raise ValueError(f"runner must begin with a program that can be run here, got {command!r}")
 
     def __call__(self, content: bytes, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """
         Raises:
-            RuntimeRefusal: the command fails, or writes no results.
-            OSError, subprocess.SubprocessError: there is no such command, or it takes too long.
+            RuntimeRefusal: the command fails, takes too long, or writes no results.
+            OSError: it cannot be run.
         """
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder, part) for part in (f"model{self.file}", "inputs.npz", "outputs.npz")]
             paths[0].write_bytes(content)
             arrays: Any = dict(inputs)
             np.savez(paths[1], **arrays)
-            ended = subprocess.run([*self.words, *paths], capture_output=True, timeout=self.seconds)
+            try:
+                ended = subprocess.run([*self.words, *paths], capture_output=True, timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                raise RuntimeRefusal(f"it takes longer than {self.seconds:g} seconds") from None
             if ended.returncode or not paths[2].exists():
                 said = (ended.stderr or ended.stdout).decode(errors="replace").strip().splitlines()
-                raise RuntimeRefusal(f"exit status {ended.returncode}: {shortened(said[-1]) if said else 'no results'}")
-            with np.load(paths[2], allow_pickle=False) as results:
-                return dict(results)
+                how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+                raise RuntimeRefusal(f"{how}: {shortened(said[-1]) if said else 'no results'}")
+            try:
+                with np.load(paths[2], allow_pickle=False) as results:
+                    return dict(results)
+            except (ValueError, TypeError, zipfile.BadZipFile) as error:
+                raise RuntimeRefusal(f"what it writes is not an .npz of codes by name: {error}") from None
 
 
 # --- one operator -----------------------------------------------------------------------------------------------------
@@ -328,7 +349,7 @@ class _Question:
             codes = as_codes(sides.outputs[0].to_graph(np.asarray(real)), output.dtype, output.quantization)
         else:
             results = run(tflite_bytes(self.graph), dict(self.codes))
-            codes = np.asarray(results[name] if name in results else next(iter(results.values())))
+            codes = np.asarray(results.get(name, next(iter(results.values()), np.empty(0))))
         if (codes.shape, str(codes.dtype)) != (output.shape, output.dtype):
             expected = f"{output.dtype} {list(output.shape)}"
             raise RuntimeRefusal(f"its result is {codes.dtype} {list(codes.shape)}, not {expected}")

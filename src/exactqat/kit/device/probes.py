@@ -188,6 +188,8 @@ def pairs(draw: Draw) -> None:
     steps, first = draw.rng.integers(1, draw.highest - 8, (2, TRIES)), draw.scale()
     second = np.float32(first * draw.scale(-3, 3))
     if draw.declaration.adds:
+        if draw.exact and draw.rng.integers(2):  # so small that it ends below what an operand is rounded to
+            second = np.float32(first * 2.0 ** int(draw.rng.integers(-20, -15) if draw.wide else draw.rng.integers(-27, -19)))
         result = np.float32(max(first, second) * draw.scale(-1, 3))
         totals = float(first) * steps[0] + float(second) * steps[1]
     else:
@@ -277,8 +279,9 @@ def moved_to_a_grid(draw: Draw) -> None:
 
 
 def of_positive(draw: Draw, power: float = 0.0) -> None:
-    scale = draw.scale()
-    draw.input("x", per_tensor(scale, -128), np.tile(np.arange(-128, 128).astype(np.int8), 32)[None])
+    scale, lowest = draw.scale(), 0 if draw.wide else draw.lowest
+    codes = np.arange(lowest, draw.highest + 1).astype(draw.dtype)
+    draw.input("x", per_tensor(scale, lowest, draw.dtype), np.tile(codes, 1 if draw.wide else 32)[None])
     draw.result(["x"], draw.grid(draw.scale(-8, -2) * float(scale) ** power))
 
 
