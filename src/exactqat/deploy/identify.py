@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kit.device import OPERATORS, Profile, Refusal
+from ..kit.device import OPERATORS, PROFILES, Profile, Refusal
 from ..kit.device.hypotheses import Hypothesis, answering, beginning
 from ..kit.device.operator import Call
 from ..kit.device.probes import PROBES, probe
@@ -243,8 +243,9 @@ def identify(
     if unknown:
         raise ValueError(f"operators must be among {', '.join(known)}, got {', '.join(unknown)}")
     profile_of_data({"exactqat_device": FILE_VERSION, "name": name})
-    if name in (taken := (*known_names(), *PACKAGED)):
-        raise ValueError(f"name must be none of {', '.join(taken)}, which are declared, got {name!r}")
+    declared = [*PACKAGED, *(entry for entry in known_names() if entry not in PROFILES or not PROFILES[entry].data)]
+    if name in declared:
+        raise ValueError(f"name must not be that of a declared device ({', '.join(declared)}), got {name!r}")
     began, rows = time.monotonic(), []
     for entry in wanted:
         (progress or (lambda text: None))(entry)
