@@ -206,6 +206,12 @@ def test_a_file_declares_a_device(tmp_path: Path, known: None) -> None:
     [
         ({"exactqat_device": 2}, "exactqat_device must be 1"),
         ({"name": ""}, "name must be a word"),
+        ({"name": "a\ud800"}, "name must be a word"),
+        ({"name": "tosa"}, "name must not be that of a declared device, got 'tosa'"),
+        ({"title": "two\nlines"}, "title and description must be text"),
+        ({"arithmetic": {"roundings": [["floor"]]}}, "roundings must be one or two of"),
+        ({"operators": {"CONV2D": {}}}, "there is no operator CONV2D; names are such as CONV_2D"),
+        ({"absent": ["GELU", "FOO:int16"]}, "there is no operator FOO:int16"),
         ({"like": "toaster"}, "like must be one of xnnpack-x86, .*, got 'toaster'"),
         ({"colour": "red"}, "the file has colour; known are exactqat_device, name"),
         ({"properties": {"delegates": 1}}, "delegates must be true or false, got 1"),
@@ -345,7 +351,7 @@ def test_a_bad_command_is_said_in_a_sentence(line: str, reason: str) -> None:
     if "kill" in line and not hasattr(os, "killpg"):
         pytest.skip("no signals here")
     words = [sys.executable, "-c", f"import sys, numpy as np\nprint('loud')\nout = sys.argv[3]\n{line}"]
-    run = CommandRunner(shlex.join(words), seconds=2)
+    run = CommandRunner(shlex.join(words), seconds=2 if "sleep" in line else 120)
     with pytest.raises(RuntimeError, match="loud" if "no results" in reason else reason):
         question(run, "RELU")
 

@@ -108,9 +108,8 @@ class Arithmetic:
             value = getattr(self, name)
             fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
             need(fits, f"{name} must be an integer in {low}..{high}, got {value!r}")
-        fits = (
-            isinstance(self.roundings, tuple) and 1 <= len(self.roundings) <= 2 and set(self.roundings) <= {*ROUNDINGS}
-        )
+        fits = isinstance(self.roundings, tuple) and 1 <= len(self.roundings) <= 2
+        fits = fits and all(rounding in ROUNDINGS for rounding in self.roundings)
         need(fits, f"roundings must be one or two of {', '.join(ROUNDINGS)}, got {self.roundings!r}")
         fits = self.position_bits <= 16 or self.position_bits == UNBOUNDED
         need(fits, f"position_bits must be in 0..16, or {UNBOUNDED}, got {self.position_bits}")
