@@ -246,10 +246,11 @@ def quotients(draw: Draw) -> None:
 
 
 def values(draw: Draw, source: str = "", target: str = "") -> None:
-    """All codes of `source`; the result is in `target`."""
+    """All codes of `source`, or a sample of those of int16; the result is in `target`."""
     rng, declaration, (source, target) = draw.rng, draw.declaration, (source or draw.dtype, target or draw.dtype)
     lowest, highest = CODE_RANGES[source]
-    every = np.tile(np.arange(lowest, highest + 1).astype(source), 1 if source == "int16" or draw.group else 64)[None]
+    codes, sampled = np.arange(lowest, highest + 1), source == "int16" and draw.group != ""
+    codes = rng.choice(codes, FEW) if sampled else np.tile(codes, 1 if source == "int16" or draw.group else 64)
     scale = draw.scale(-9, (2 if draw.wide else 2.4) if declaration.fixed_grid else 0)
     attributes: dict[str, Any] = {}
     short = draw.near and bool(rng.integers(2))  # ratios, for ties but for what float32 keeps of them
@@ -262,13 +263,15 @@ def values(draw: Draw, source: str = "", target: str = "") -> None:
     if short:
         result = np.float32(about * 2.0 ** int(rng.integers(1, 5)) / int(rng.integers(3, 20)))
     elif draw.near:
-        result, _ = draw.next_to_a_tie(float(scale) * rng.integers(1, highest - lowest, TRIES), about, 64, target)
+        steps = rng.integers(1, highest if sampled else highest - lowest, TRIES)
+        result, best = draw.next_to_a_tie(float(scale) * steps, about, 64, target)
+        codes = np.where(rng.random(codes.size) < 0.1, rng.choice([-1, 1]) * steps[best], codes) if sampled else codes
     if ("table",) in declaration.asks:
         # Where a function is its operand, or a share of it, powers of two and tenths make ties.
         ties = bool(rng.integers(2))
         result = np.float32(2.0 ** int(rng.integers(-8, -1))) if ties else draw.scale(-8, -2)
         scale = np.float32(2.0 ** np.round(np.log2(scale)) * rng.choice([1, 0.8])) if ties else scale
-    draw.input("x", draw.grid(scale, (-128, -128, 0), source), every)
+    draw.input("x", draw.grid(scale, (-128, -128, 0), source), codes.astype(source)[None])
     draw.result(["x"], None if declaration.fixed_grid else draw.grid(result, dtype=target), **attributes)
 
 
