@@ -441,7 +441,8 @@ def resized(writer: Writer, tensors: list[Tensor], y: Tensor, attributes: Attrib
         common = math.gcd(above, under)
         above, under = (2 * above // common, 2 * under // common) if size > 1 else (2 * wanted, 2)
         offset = under // 2 if halves else 0
-        if halves if mode == BILINEAR else not attributes["align_corners"]:  # where TensorFlow Lite cuts off, TOSA rounds
+        # A nearest neighbor is what TensorFlow Lite's place is cut off to, and TOSA's rounded.
+        if halves if mode == BILINEAR else not attributes["align_corners"]:
             offset -= above // 2
         scales += [above, under]
         offsets.append(offset)

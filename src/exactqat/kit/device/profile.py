@@ -294,7 +294,8 @@ def profile_of_data(data: Any) -> Profile:
     fits = isinstance(name, str) and name == name.strip() != "" and name.isprintable() and len(name) <= 100
     need(fits and not name.endswith(".json"), f"name must be a word that does not end with .json, got {name!r:.120}")
     words = {word: data[word] for word in ("title", "description", "file") if word in data}
-    fits = all(isinstance(text, str) and text.isprintable() for text in words.values()) and words.get("file", ".onnx") in (".tflite", ".onnx")
+    fits = all(isinstance(text, str) and text.isprintable() for text in words.values())
+    fits = fits and words.get("file", ".onnx") in (".tflite", ".onnx")
     need(fits, f"title and description must be text, and file .tflite or .onnx, got {words}")
     own: dict[str, Any] = {"name": name, "title": name, "description": "", "file": ".tflite", **words}
     own |= {"aliases": (), "former_names": (), "runtime": "", "machines": (), "emulated": False}

@@ -288,26 +288,24 @@ class ResizeBilinear(Resize):
         bits, zero = arithmetic.position_bits, int(call.output.quantization.zero_point[0])
         zero = zero if arithmetic.zero_point == "after" else 0
         x: np.ndarray = call.codes[0].astype(np.int64) - zero
-        if bits == UNBOUNDED:
-            factor = 1.0
-            for axis in (2, 1):
-                size = x.shape[axis]
-                place, one, step = exact_positions(size, call.output.shape[axis], call.attributes)
+        x, ones = x if bits else x.astype(np.float32), 1
+        for axis in (2, 1):
+            size, wanted, one = x.shape[axis], call.output.shape[axis], 2**bits
+            if bits == UNBOUNDED:
+                place, one, step = exact_positions(size, wanted, call.attributes)
                 place = place + (step // 2 - one // 2 if step else 0)
                 before, share = np.divmod(np.clip(place, 0, one * (size - 1)), one)
-                share = share.reshape([-1 if position == axis else 1 for position in range(4)])
                 after = np.minimum(before + 1, size - 1)
-                x, factor = x.take(before, axis) * (one - share) + x.take(after, axis) * share, factor * one
-            return (arithmetic.rescale(x, 1 / factor) + zero).astype(call.output.dtype)
-        x = x if bits else x.astype(np.float32)
-        for axis in (2, 1):
-            before, after, share = self.positions(x.shape[axis], call.output.shape[axis], call.attributes)
-            share = share if not bits else rounded(share.astype(np.float64) * 2**bits, "half_even").astype(np.int64)
+            else:
+                before, after, share = self.positions(size, wanted, call.attributes)
+                share = share if not bits else rounded(share.astype(np.float64) * one, "half_even").astype(np.int64)
             share = share.reshape([-1 if position == axis else 1 for position in range(4)])
-            one = 2**bits if bits else np.float32(1)
-            x = x.take(before, axis) * (one - share) + x.take(after, axis) * share
-        rounding = arithmetic.roundings[-1]
-        whole = divided(x, 2 ** (2 * bits), rounding) if bits else rounded(x.astype(np.float64), rounding)
+            x, ones = x.take(before, axis) * (x.dtype.type(one) - share) + x.take(after, axis) * share, ones * one
+        if bits == UNBOUNDED:
+            whole = arithmetic.rescale(x, 1 / ones)
+        else:
+            rounding = arithmetic.roundings[-1]
+            whole = divided(x, ones, rounding) if bits else rounded(x.astype(np.float64), rounding)
         return (whole + zero).astype(call.output.dtype)
 
     def float_results(self, call: Call) -> np.ndarray:
