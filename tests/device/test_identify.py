@@ -294,7 +294,7 @@ def test_what_a_device_rejects_is_absent() -> None:
     found = identify(DEVICES["float32"], operators=["SOFTMAX", "ADD:int16"])
     assert not found and [row.hypothesis for row in found.operators] == [None, None]
     assert found.as_data()["absent"] == ["SOFTMAX", "ADD:int16"] and "absent: no SOFTMAX of int8" in found.text()
-    with pytest.raises(ValueError, match="operators must be among CONV_2D, .*, got .*'CONV_9D'"):
+    with pytest.raises(ValueError, match="operators must be among CONV_2D, .*, got CONV_9D$"):
         identify(DEVICES["float32"], operators=["CONV_9D"])
 
 
@@ -385,7 +385,8 @@ def test_what_is_no_command_or_name_is_refused() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_operator_has_graphs_for_all_questions(name: str) -> None:
     kind, _, dtype = name.partition(":")
-    for group in ("", *(groups[0] for groups in OPERATORS[kind].asks)):
+    groups = [groups[0] for groups in OPERATORS[kind].asks if not (dtype and groups == ("accumulator",))]
+    for group in ("", *groups):
         drawn = 0
         for seed in range(20):
             builder = Builder()

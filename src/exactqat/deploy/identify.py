@@ -384,20 +384,23 @@ class _Asking:
         self.kind, _, dtype = self.name.partition(":")
         self.dtype = dtype or "int8"
         self.rng = np.random.default_rng([self.seed, *self.name.encode()])
+        # Sums of int16 have room in 32 bits for codes of one magnitude alone.
+        wide = self.dtype == "int16"
+        self.asks = [groups for groups in OPERATORS[self.kind].asks if not (wide and groups == ("accumulator",))]
 
     def findings(self) -> OperatorFindings:
         """All of it."""
         began, alive = time.monotonic(), beginning(self.file)
-        while not self.asked and not self._is_absent():
+        while not self.asked and len(self.rejected) < REJECTED:
             self._ask(self._question(""))
-        for groups in self._asks():
-            alive = self._split(answering(_kept(alive), groups), groups[0])
-        if not self._asks():
+        if not self.asked:
+            seconds = time.monotonic() - began
+            return OperatorFindings(self.name, None, runs=self.runs, reason=self.rejected[-1], seconds=seconds)
+        for groups in self.asks:
+            alive = self._split(answering(alive, groups, KEPT), groups[0])
+        if not self.asks:
             alive = self._split([entry for entry in alive if entry.arithmetic is None], "")
         alive = self._confirmed(alive)
-        if not self.asked:
-            reason = self.rejected[-1] if self.rejected else "nothing was asked"
-            return OperatorFindings(self.name, None, runs=self.runs, reason=reason, seconds=time.monotonic() - began)
         nearest, *rivals = alive  # all that are left predict the same
         differing, reason = sum(self._differing(nearest, *asked) for asked in self.asked), ""
         if differing:
@@ -410,15 +413,6 @@ class _Asking:
             self._compared(), differing, self.runs,
             time.monotonic() - began, self._places(nearest) if differing else (), reason,
         )  # fmt: skip
-
-    def _asks(self) -> tuple[tuple[str, ...], ...]:
-        # Sums of int16 have room in 32 bits for codes of one magnitude alone.
-        return tuple(
-            groups for groups in OPERATORS[self.kind].asks if groups != ("accumulator",) or self.dtype == "int8"
-        )
-
-    def _is_absent(self) -> bool:
-        return not self.asked and len(self.rejected) >= REJECTED
 
     def _question(self, group: str) -> _Question:
         """A graph that all devices take.
@@ -451,7 +445,7 @@ class _Asking:
     def _split(self, alive: list[Hypothesis], group: str) -> list[Hypothesis]:
         """Those that predict what the device answers; of questions that none of them does, the nearest."""
         idle = 0
-        while len(alive) > 1 and idle < PATIENCE and len(self.rejected) < 2 * REJECTED and self.asked:
+        while len(alive) > 1 and idle < PATIENCE and len(self.rejected) < 2 * REJECTED:
             best: tuple[_Question, dict[bytes, list[Hypothesis]]] | None = None
             for _ in range(TRIED):
                 question = self._question(group)
@@ -470,10 +464,10 @@ class _Asking:
 
     def _confirmed(self, alive: list[Hypothesis]) -> list[Hypothesis]:
         """Likewise on as many codes as are wanted, of all groups of questions."""
-        groups = cycle(["", *(groups[0] for groups in self._asks()), "", ""])
+        groups = cycle(["", *(groups[0] for groups in self.asks), "", ""])
         for question, answer in self.asked[:1]:  # it was asked before anything was open
             alive = self._left(question, question.classes(alive), answer)
-        while self.asked and self._compared() < self.wanted and len(self.rejected) < 3 * REJECTED:
+        while self._compared() < self.wanted and len(self.rejected) < 3 * REJECTED:
             question = self._question(next(groups))
             reply = self._ask(question)
             if reply is not None:
@@ -509,12 +503,6 @@ class _Asking:
             if len(places) >= SHOWN:
                 break
         return tuple(places)
-
-
-def _kept(alive: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """As many as the next questions are asked of."""
-    stated = [entry for entry in alive if entry.arithmetic is not None]
-    return [*(entry for entry in alive if entry.arithmetic is None), *stated[:KEPT]]
 
 
 __all__ = ["CommandRunner", "Identification", "OperatorFindings", "Place", "Run", "identify", "names"]

@@ -120,13 +120,13 @@ def beginning(file: str) -> list[Hypothesis]:
     return [*map(Hypothesis, names), Hypothesis(like, Arithmetic())]
 
 
-def answering(hypotheses: Sequence[Hypothesis], groups: Sequence[str]) -> list[Hypothesis]:
-    """Those of a declared device, and each that states its arithmetic with all answers to further questions."""
+def answering(hypotheses: Sequence[Hypothesis], groups: Sequence[str], most: int = 1) -> list[Hypothesis]:
+    """Those of a declared device, and the first few that state their arithmetic with all answers to further
+    questions."""
     answers: dict[Hypothesis, None] = {}
-    for hypothesis in hypotheses:
+    for hypothesis in [entry for entry in hypotheses if entry.arithmetic is not None][:most]:
         stated = hypothesis.arithmetic
-        if stated is None:
-            continue
+        assert stated is not None
         for choice in product(*(GROUPS[group] for group in groups)):
             entry = replace(stated, **{name: value for part in choice for name, value in part.items()})
             # A real multiplier knows no upper half of a product, and what is rounded once is as with each.
