@@ -268,10 +268,11 @@ def values(draw: Draw, source: str = "", target: str = "") -> None:
         result, best = draw.next_to_a_tie(float(scale) * steps, about, 64, target)
         codes = np.where(rng.random(codes.size) < 0.1, rng.choice([-1, 1]) * steps[best], codes) if sampled else codes
     if ("table",) in declaration.asks:
-        # Where a function is its operand, or a share of it, powers of two and tenths make ties.
+        # Where a function is its operand, or a share of it as near 0, powers of two and tenths make ties.
         ties = bool(rng.integers(2))
         result = np.float32(2.0 ** int(rng.integers(-8, -1))) if ties else draw.scale(-8, -2)
-        scale = np.float32(2.0 ** np.round(np.log2(scale)) * rng.choice([1, 0.8])) if ties else scale
+        power = int(rng.integers(-9, -5)) if declaration.fixed_grid else np.round(np.log2(scale))
+        scale = np.float32(2.0**power * rng.choice([1, 0.8])) if ties else scale
     draw.input("x", draw.grid(scale, (-128, -128, 0), source), codes.astype(source)[None])
     draw.result(["x"], None if declaration.fixed_grid else draw.grid(result, dtype=target), **attributes)
 
