@@ -46,7 +46,7 @@ CODES = 100_000
 # Of so many graphs the one is run that splits most hypotheses, or the first that splits them into enough parts; so many
 # in a row may split nothing. So many hypotheses are kept for the next questions, and so many codes shown that none of
 # them explains. A device that rejects so many graphs is said to lack the operator.
-TRIED, ENOUGH, PATIENCE, KEPT, SHOWN, REJECTED = 5, 6, 20, 4, 5, 4
+TRIED, ENOUGH, PATIENCE, KEPT, SHOWN, REJECTED = 5, 6, 20, 16, 5, 4
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,6 @@ def pairs(draw: Draw) -> None:
     steps, first = draw.rng.integers(1, draw.highest - 8, (2, TRIES)), draw.scale()
     second = np.float32(first * draw.scale(-3, 3))
     if draw.declaration.adds:
-        if draw.exact and draw.rng.integers(2):  # so small that it ends below what an operand is rounded to
-            bits = draw.rng.integers(16, 21) if draw.wide else draw.rng.integers(20, 28)
-            second = np.float32(first * 2.0 ** -int(bits))
         result = np.float32(max(first, second) * draw.scale(-1, 3))
         totals = float(first) * steps[0] + float(second) * steps[1]
     else:
