@@ -85,6 +85,14 @@ def test_a_product_is_rounded_once_whatever_its_size(rounding: str, bits: int) -
         assert arithmetic.rescale(x, factor).tolist() == expected
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_a_factor_below_all_shifts_is_rounded_too(rounding: str) -> None:
+    x, factor = np.array([-(2**30), -1, 0, 1, 2**30]), 2.0**-100
+    steps = Arithmetic(roundings=(rounding,)).rescale(x, factor)
+    assert steps.tolist() == [exactly(Fraction(int(value)) / 2**100, rounding) for value in x]
+    assert not Arithmetic(roundings=(rounding,)).rescale(x, 0.0).any()
+
+
 def test_the_declared_multipliers_can_be_stated() -> None:
     rng = np.random.default_rng(0)
     two, wide = Arithmetic(roundings=("half_up", "half_away")), Arithmetic(multiplier_bits=15)

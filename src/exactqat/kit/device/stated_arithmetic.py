@@ -165,9 +165,11 @@ class Arithmetic:
         # The largest factor fills the bits; the others are held as finely.
         exponent = np.frexp(largest)[1].astype(np.int64)
         exponent += rounded(np.ldexp(largest, bits - exponent), self.multiplier_rounding) >= 2.0**bits
+        # A factor below all shifts does not become 0: what it leaves of a negative sum, a floor makes -1.
+        tiny = (bits - exponent > _BITS) & (largest > 0)
         exponent = np.where(bits - exponent > _BITS, bits - _BITS, exponent)
-        significands = [rounded(np.ldexp(np.asarray(factor, np.float64), bits - exponent), self.multiplier_rounding)
-                        .astype(np.int64) for factor in factors]  # fmt: skip
+        fractions = (np.ldexp(np.asarray(factor, np.float64), bits - exponent) for factor in factors)
+        significands = [np.maximum(rounded(x, self.multiplier_rounding).astype(np.int64), tiny) for x in fractions]
         reach = sum(int(np.abs(x).max(initial=0)) for x in terms) << bits
         wide = object if reach + (abs(before) << min(bits + 32, _BITS)) >= 2**_BITS else np.int64
         total = reduce(np.add, (np.asarray(x).astype(wide) * s for x, s in zip(terms, significands, strict=True)))
