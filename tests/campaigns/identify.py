@@ -143,6 +143,7 @@ def main() -> int:
         if arguments.write is not None:
             claimed = {kind: count for kind, count in found.as_data()["compared"].items() if kind not in wrong}
             data = {**found.as_data(), **ABOUT, "compared": claimed}
+            del data["identified"], data["unexplained"]  # which are for people
             arguments.write.write_text(f"{json.dumps(data, indent=2)}\n")
         failed += bool(wrong) or (explained > 0 if name == NOISY else explained < len(ran))
     return int(failed > 0)

@@ -24,7 +24,7 @@ from tosa.Op import Op  # noqa: E402
 from tosa_reference_model import GraphStatus, run  # noqa: E402
 
 PROPAGATE = 1  # NanPropagationMode, which integers have no use for
-DTYPES: dict[str, Any] = {"int8": np.int8, "int32": np.int32}
+DTYPES: dict[str, Any] = {"int8": np.int8, "int16": np.int16, "int32": np.int32}
 
 
 def serialized(header: dict[str, Any], constants: dict[str, np.ndarray]) -> bytes:
@@ -35,7 +35,8 @@ def serialized(header: dict[str, Any], constants: dict[str, np.ndarray]) -> byte
     def add(name: str, inputs: list[str], output: str, arguments: list[Any]) -> None:
         attributes, op = TosaSerializerAttribute(), getattr(Op, name)
         if name == "CLAMP":
-            ends = (np.array([end], np.int8).view(np.uint8).tolist() for end in arguments)
+            dtype = DTYPES[header["tensors"][output][1]]
+            ends = (np.array([end], dtype).view(np.uint8).tolist() for end in arguments)
             arguments = [serializer.builder, *ends, PROPAGATE]
         attributes.setAttribute(op, *arguments)
         block.addOperator(op, inputs, [output], attributes)

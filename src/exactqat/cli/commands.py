@@ -469,10 +469,10 @@ def identify(
     with status_on(console_of(stderr=True), "asking") as status:
         run = CommandRunner(runner, file, seconds)
         identification = identify(run, out.stem, file, operator or None, codes, seed, status.update)
-    console.print(str(identification), soft_wrap=True, markup=False)
-    say(console, "Written: ", (str(identification.write(out)), "bold"))
     if not any(row.hypothesis is not None for row in identification.operators):
         raise ValueError(f"the command ran none of the files: {identification.operators[0].reason}")
+    console.print(str(identification), soft_wrap=True, markup=False)
+    say(console, "Written: ", (str(identification.write(out)), "bold"))
     return bool(identification)
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from ..kit.device import OPERATORS, Profile, Refusal
+from ..kit.device import OPERATORS, PROFILES, Profile, Refusal
 from ..kit.device.hypotheses import Hypothesis, answering, beginning
 from ..kit.device.operator import Call
 from ..kit.device.probes import PROBES, probe
-from ..kit.device.profile import FILE_VERSION, profile_of_data
+from ..kit.device.profile import FILE_VERSION, PACKAGED, known_names, profile_of_data
 from ..kit.device.tensor import Quantization
 from ..kit.display import Finding, aligned, shortened
 from .codes import as_codes, as_real
@@ -44,7 +46,7 @@ CODES = 100_000
 # Of so many graphs the one is run that splits most hypotheses, or the first that splits them into enough parts; so many
 # in a row may split nothing. So many hypotheses are kept for the next questions, and so many codes shown that none of
 # them explains. A device that rejects so many graphs is said to lack the operator.
-TRIED, ENOUGH, PATIENCE, KEPT, SHOWN, REJECTED = 5, 6, 20, 4, 5, 4
+TRIED, ENOUGH, PATIENCE, KEPT, SHOWN, REJECTED = 5, 6, 20, 16, 5, 4
 
 
 @dataclass(frozen=True)
@@ -231,15 +233,19 @@ def identify(
         What was found; `Identification.write` writes it as the file of a device.
 
     Raises:
-        ValueError: file or an operator is none of those known.
+        ValueError: file or an operator is none of those known, or name cannot be a device's, or is one already.
     """
+    if file not in (".tflite", ".onnx"):
+        raise ValueError(f"file must be .tflite or .onnx, got {file!r}")
     known = names(file)
     wanted = known if operators is None else tuple(operators)
     unknown = [entry for entry in wanted if entry not in known]
-    if unknown or file not in (".tflite", ".onnx"):
-        raise ValueError(
-            f"operators must be among {', '.join(known)}, and file .tflite or .onnx, got {unknown or file}"
-        )
+    if unknown:
+        raise ValueError(f"operators must be among {', '.join(known)}, got {', '.join(unknown)}")
+    profile_of_data({"exactqat_device": FILE_VERSION, "name": name})
+    declared = [*PACKAGED, *(entry for entry in known_names() if entry not in PROFILES or not PROFILES[entry].data)]
+    if name in declared:
+        raise ValueError(f"name must not be that of a declared device ({', '.join(declared)}), got {name!r}")
     began, rows = time.monotonic(), []
     for entry in wanted:
         (progress or (lambda text: None))(entry)
@@ -258,25 +264,41 @@ class CommandRunner:
     to write with what its outputs hold, both by name."""
 
     def __init__(self, command: str, file: str = ".tflite", seconds: float = 120.0) -> None:
-        self.words, self.file, self.seconds = shlex.split(command), file, seconds
+        """
+        Raises:
+            ValueError: it has no words, or there is no such program.
+        """
+        try:
+            self.words, self.file, self.seconds = shlex.split(command), file, seconds
+        except ValueError as error:
+            raise ValueError(f"runner {command!r} cannot be split into words: {error}") from None
+        if not self.words or shutil.which(self.words[0]) is None:
+            raise ValueError(f"runner must begin with a program that can be run here, got {command!r}")
 
     def __call__(self, content: bytes, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """
         Raises:
-            RuntimeRefusal: the command fails, or writes no results.
-            OSError, subprocess.SubprocessError: there is no such command, or it takes too long.
+            RuntimeRefusal: the command fails, takes too long, or writes no results.
+            OSError: it cannot be run.
         """
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder, part) for part in (f"model{self.file}", "inputs.npz", "outputs.npz")]
             paths[0].write_bytes(content)
             arrays: Any = dict(inputs)
             np.savez(paths[1], **arrays)
-            ended = subprocess.run([*self.words, *paths], capture_output=True, timeout=self.seconds)
+            try:
+                ended = subprocess.run([*self.words, *paths], capture_output=True, timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                raise RuntimeRefusal(f"it takes longer than {self.seconds:g} seconds") from None
             if ended.returncode or not paths[2].exists():
                 said = (ended.stderr or ended.stdout).decode(errors="replace").strip().splitlines()
-                raise RuntimeRefusal(f"exit status {ended.returncode}: {shortened(said[-1]) if said else 'no results'}")
-            with np.load(paths[2], allow_pickle=False) as results:
-                return dict(results)
+                how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+                raise RuntimeRefusal(f"{how}: {shortened(said[-1]) if said else 'no results'}")
+            try:
+                with np.load(paths[2], allow_pickle=False) as results:
+                    return dict(results)
+            except (ValueError, TypeError, zipfile.BadZipFile) as error:
+                raise RuntimeRefusal(f"what it writes is not an .npz of codes by name: {error}") from None
 
 
 # --- one operator -----------------------------------------------------------------------------------------------------
@@ -328,7 +350,7 @@ class _Question:
             codes = as_codes(sides.outputs[0].to_graph(np.asarray(real)), output.dtype, output.quantization)
         else:
             results = run(tflite_bytes(self.graph), dict(self.codes))
-            codes = np.asarray(results[name] if name in results else next(iter(results.values())))
+            codes = np.asarray(results.get(name, next(iter(results.values()), np.empty(0))))
         if (codes.shape, str(codes.dtype)) != (output.shape, output.dtype):
             expected = f"{output.dtype} {list(output.shape)}"
             raise RuntimeRefusal(f"its result is {codes.dtype} {list(codes.shape)}, not {expected}")
@@ -362,20 +384,23 @@ class _Asking:
         self.kind, _, dtype = self.name.partition(":")
         self.dtype = dtype or "int8"
         self.rng = np.random.default_rng([self.seed, *self.name.encode()])
+        # Sums of int16 have room in 32 bits for codes of one magnitude alone.
+        wide = self.dtype == "int16"
+        self.asks = [groups for groups in OPERATORS[self.kind].asks if not (wide and groups == ("accumulator",))]
 
     def findings(self) -> OperatorFindings:
         """All of it."""
         began, alive = time.monotonic(), beginning(self.file)
-        while not self.asked and not self._is_absent():
+        while not self.asked and len(self.rejected) < REJECTED:
             self._ask(self._question(""))
-        for groups in self._asks():
-            alive = self._split(answering(_kept(alive), groups), groups[0])
-        if not self._asks():
+        if not self.asked:
+            seconds = time.monotonic() - began
+            return OperatorFindings(self.name, None, runs=self.runs, reason=self.rejected[-1], seconds=seconds)
+        for groups in self.asks:
+            alive = self._split(answering(alive, groups, KEPT), groups[0])
+        if not self.asks:
             alive = self._split([entry for entry in alive if entry.arithmetic is None], "")
         alive = self._confirmed(alive)
-        if not self.asked:
-            reason = self.rejected[-1] if self.rejected else "nothing was asked"
-            return OperatorFindings(self.name, None, runs=self.runs, reason=reason, seconds=time.monotonic() - began)
         nearest, *rivals = alive  # all that are left predict the same
         differing, reason = sum(self._differing(nearest, *asked) for asked in self.asked), ""
         if differing:
@@ -388,15 +413,6 @@ class _Asking:
             self._compared(), differing, self.runs,
             time.monotonic() - began, self._places(nearest) if differing else (), reason,
         )  # fmt: skip
-
-    def _asks(self) -> tuple[tuple[str, ...], ...]:
-        # Sums of int16 have room in 32 bits for codes of one magnitude alone.
-        return tuple(
-            groups for groups in OPERATORS[self.kind].asks if groups != ("accumulator",) or self.dtype == "int8"
-        )
-
-    def _is_absent(self) -> bool:
-        return not self.asked and len(self.rejected) >= REJECTED
 
     def _question(self, group: str) -> _Question:
         """A graph that all devices take.
@@ -429,7 +445,7 @@ class _Asking:
     def _split(self, alive: list[Hypothesis], group: str) -> list[Hypothesis]:
         """Those that predict what the device answers; of questions that none of them does, the nearest."""
         idle = 0
-        while len(alive) > 1 and idle < PATIENCE and len(self.rejected) < 2 * REJECTED and self.asked:
+        while len(alive) > 1 and idle < PATIENCE and len(self.rejected) < 2 * REJECTED:
             best: tuple[_Question, dict[bytes, list[Hypothesis]]] | None = None
             for _ in range(TRIED):
                 question = self._question(group)
@@ -448,10 +464,10 @@ class _Asking:
 
     def _confirmed(self, alive: list[Hypothesis]) -> list[Hypothesis]:
         """Likewise on as many codes as are wanted, of all groups of questions."""
-        groups = cycle(["", *(groups[0] for groups in self._asks()), "", ""])
+        groups = cycle(["", *(groups[0] for groups in self.asks), "", ""])
         for question, answer in self.asked[:1]:  # it was asked before anything was open
             alive = self._left(question, question.classes(alive), answer)
-        while self.asked and self._compared() < self.wanted and len(self.rejected) < 3 * REJECTED:
+        while self._compared() < self.wanted and len(self.rejected) < 3 * REJECTED:
             question = self._question(next(groups))
             reply = self._ask(question)
             if reply is not None:
@@ -487,12 +503,6 @@ class _Asking:
             if len(places) >= SHOWN:
                 break
         return tuple(places)
-
-
-def _kept(alive: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """As many as the next questions are asked of."""
-    stated = [entry for entry in alive if entry.arithmetic is not None]
-    return [*(entry for entry in alive if entry.arithmetic is None), *stated[:KEPT]]
 
 
 __all__ = ["CommandRunner", "Identification", "OperatorFindings", "Place", "Run", "identify", "names"]

@@ -155,12 +155,20 @@ class Tabulated(Unary):
             return within_int8(np.rint(steps + np.float32(zero_point)))
         return within_int8(round_half_away(steps.astype(np.float64)) + zero_point)
 
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray | None:
+        if call.output.dtype == "int16" and arithmetic.table_values == "balanced":
+            return self.between_entries(call.codes[0].astype(np.int64), call, arithmetic).astype(np.int16)
+        return super().stated(call, arithmetic)
+
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return self.between_entries(codes, call, Arithmetic())
+
+    def between_entries(self, codes: np.ndarray, call: Call, arithmetic: Arithmetic) -> np.ndarray:
         def function(x: np.ndarray) -> np.ndarray:
             return self.function(x, call.output, call.attributes, call.profile)
 
-        scale, output_scale = (scale_of(tensor) for tensor in (call.inputs[0], call.output))
-        return interpolated.look_up(codes, interpolated.interpolation_table(function, scale, output_scale))
+        scale, result = (np.float32(arithmetic.scale(scale_of(tensor))) for tensor in (call.inputs[0], call.output))
+        return interpolated.look_up(codes, interpolated.interpolation_table(function, scale, result))
 
     def onnx_steps(self, source: Tensor, output: Tensor, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
         """Of all codes the results in float64 steps of the grid, and by how much onnxruntime's may differ."""

@@ -84,11 +84,16 @@ def _accumulators() -> Iterator[Answers]:
 
 def _tables() -> Iterator[Answers]:
     for scales, segments, end in product(WORDS["scales"], (256, 512, 128, 64, 32, 16), WORDS["table_end"]):
+        if segments == 512 and end == "beyond":
+            yield {"table_segments": segments, "table_values": "balanced"}
         for rounding in ROUNDINGS:
             yield {"table_segments": segments, "table_end": end, "roundings": (rounding,), "scales": scales}
 
 
 def _positions() -> Iterator[Answers]:
+    for bits, zero_point, rounding in product((31, 15), WORDS["zero_point"], ROUNDINGS):
+        words = {"multiplier_bits": bits, "zero_point": zero_point, "roundings": (rounding,)}
+        yield {"position_bits": UNBOUNDED, **words}
     for bits, rounding in product((11, 10, 0, 16, 15, 14, 13, 12, 9, 8, 7), ROUNDINGS):
         for zero_point in ("before",) if rounding in SHIFTING else ("before", "after"):
             yield {"position_bits": bits, "zero_point": zero_point, "roundings": (rounding,)}
@@ -104,6 +109,7 @@ GROUPS: Mapping[str, tuple[Answers, ...]] = {
     "accumulator": tuple(_accumulators()),
     "table": tuple(_tables()),
     "position": tuple(_positions()),
+    "place": ({"position_bits": 11}, {"position_bits": UNBOUNDED}),
 }
 
 
@@ -114,13 +120,13 @@ def beginning(file: str) -> list[Hypothesis]:
     return [*map(Hypothesis, names), Hypothesis(like, Arithmetic())]
 
 
-def answering(hypotheses: Sequence[Hypothesis], groups: Sequence[str]) -> list[Hypothesis]:
-    """Those of a declared device, and each that states its arithmetic with all answers to further questions."""
+def answering(hypotheses: Sequence[Hypothesis], groups: Sequence[str], most: int = 1) -> list[Hypothesis]:
+    """Those of a declared device, and the first few that state their arithmetic with all answers to further
+    questions."""
     answers: dict[Hypothesis, None] = {}
-    for hypothesis in hypotheses:
+    for hypothesis in [entry for entry in hypotheses if entry.arithmetic is not None][:most]:
         stated = hypothesis.arithmetic
-        if stated is None:
-            continue
+        assert stated is not None
         for choice in product(*(GROUPS[group] for group in groups)):
             entry = replace(stated, **{name: value for part in choice for name, value in part.items()})
             # A real multiplier knows no upper half of a product, and what is rounded once is as with each.

@@ -21,7 +21,7 @@ from .attribute import Attributes
 from .file_forms import FieldValue, FileOperator, InOperand, Option
 from .presence import lacks
 from .primitives import NUMPY, A, RealPrimitives, ResultGrid
-from .profile import Profile
+from .profile import KINDS, Profile
 from .real import real_numbers
 from .refusals import Refusal, need
 from .refusals import Unreadable as Unreadable
@@ -650,6 +650,7 @@ def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
     if declaration.kind in OPERATORS:
         raise ValueError(f"{declaration.kind} is declared twice")
     OPERATORS[declaration.kind] = declaration()
+    KINDS.add(declaration.kind)
     return declaration
 
 

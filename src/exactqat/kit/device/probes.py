@@ -244,23 +244,33 @@ def quotients(draw: Draw) -> None:
 
 
 def values(draw: Draw, source: str = "", target: str = "") -> None:
-    """All codes of `source`; the result is in `target`."""
+    """All codes of `source`, or a sample of those of int16; the result is in `target`."""
     rng, declaration, (source, target) = draw.rng, draw.declaration, (source or draw.dtype, target or draw.dtype)
     lowest, highest = CODE_RANGES[source]
-    every = np.tile(np.arange(lowest, highest + 1).astype(source), 1 if source == "int16" or draw.group else 64)[None]
+    codes, sampled = np.arange(lowest, highest + 1), source == "int16" and draw.group != ""
+    codes = rng.choice(codes, FEW) if sampled else np.tile(codes, 1 if source == "int16" or draw.group else 64)
     scale = draw.scale(-9, (2 if draw.wide else 2.4) if declaration.fixed_grid else 0)
     attributes: dict[str, Any] = {}
+    short = draw.near and bool(rng.integers(2))  # ratios, for ties but for what float32 keeps of them
     if "alpha" in declaration.attributes:
-        attributes["alpha"] = float(draw.scale(-4, -0.1))
+        attributes["alpha"] = int(rng.integers(1, 20)) / 20 if short else float(draw.scale(-4, -0.1))
     if "approximate" in declaration.attributes:
         attributes["approximate"] = bool(rng.integers(2))
     about = float(scale) * 2.0 ** (8 * ((source == "int16") - (target == "int16")))
     result = np.float32(about * draw.scale(1, 4) if draw.exact else about * draw.scale(-2, 3))
-    if draw.near:
-        result, _ = draw.next_to_a_tie(float(scale) * rng.integers(1, highest - lowest, TRIES), about, 64, target)
+    if short:
+        result = np.float32(about * 2.0 ** int(rng.integers(1, 5)) / int(rng.integers(3, 20)))
+    elif draw.near:
+        steps = rng.integers(1, highest if sampled else highest - lowest, TRIES)
+        result, best = draw.next_to_a_tie(float(scale) * steps, about, 64, target)
+        codes = np.where(rng.random(codes.size) < 0.1, rng.choice([-1, 1]) * steps[best], codes) if sampled else codes
     if ("table",) in declaration.asks:
-        result = draw.scale(-8, -2)
-    draw.input("x", draw.grid(scale, (-128, -128, 0), source), every)
+        # Where a function is its operand, or a share of it as near 0, powers of two and tenths make ties.
+        ties = bool(rng.integers(2))
+        result = np.float32(2.0 ** int(rng.integers(-8, -1))) if ties else draw.scale(-8, -2)
+        power = int(rng.integers(-9, -5)) if declaration.fixed_grid else np.round(np.log2(scale))
+        scale = np.float32(2.0**power * rng.choice([1, 0.8])) if ties else scale
+    draw.input("x", draw.grid(scale, (-128, -128, 0), source), codes.astype(source)[None])
     draw.result(["x"], None if declaration.fixed_grid else draw.grid(result, dtype=target), **attributes)
 
 
@@ -271,16 +281,19 @@ def moved_to_a_grid(draw: Draw) -> None:
 
 
 def of_positive(draw: Draw, power: float = 0.0) -> None:
-    scale = draw.scale()
-    draw.input("x", per_tensor(scale, -128), np.tile(np.arange(-128, 128).astype(np.int8), 32)[None])
+    scale, lowest = draw.scale(), 0 if draw.wide else draw.lowest
+    codes = np.arange(lowest, draw.highest + 1).astype(draw.dtype)
+    draw.input("x", per_tensor(scale, lowest, draw.dtype), np.tile(codes, 1 if draw.wide else 32)[None])
     draw.result(["x"], draw.grid(draw.scale(-8, -2) * float(scale) ** power))
 
 
 def slopes(draw: Draw) -> None:
-    scale = draw.scale()
+    scale, slope, ratio = draw.scale(), draw.scale(-9, -5), draw.scale(-1, 2)
+    if draw.rng.integers(2):  # ties but for what float32 keeps of short ratios
+        slope, ratio = np.float32(1 / int(draw.rng.integers(10, 200))), np.float32(int(draw.rng.integers(3, 20)) / 8)
     draw.input("x", draw.grid(scale), draw.random((1, 64, 128)))
-    draw.builder.constant("z", draw.rng.integers(-127, 128, 128).astype(np.int8), per_tensor(draw.scale(-9, -5), 0))
-    draw.result(["x", "z"], draw.grid(scale * draw.scale(-1, 2)))
+    draw.builder.constant("z", draw.rng.integers(-127, 128, 128).astype(np.int8), per_tensor(slope, 0))
+    draw.result(["x", "z"], draw.grid(scale * ratio))
 
 
 def rows(draw: Draw) -> None:
@@ -321,11 +334,13 @@ def products(draw: Draw) -> None:
 
 
 def resized(draw: Draw) -> None:
-    sizes = [int(size) for size in draw.rng.integers(2, 9, 2)]
-    wanted = [
-        int(size * draw.rng.integers(1, 4)) if draw.rng.integers(2) else int(draw.rng.integers(1, 24)) for size in sizes
-    ]
-    corners, halves = [(False, False), (True, False), (False, True)][draw.rng.integers(3)]
+    rng, nearest = draw.rng, draw.group == "place"
+    if nearest:  # most of these pairs have places that float32 brings to the other side of a middle
+        sizes, wanted = rng.choice([8, 14, 16], 2).tolist(), rng.choice([23, 24, 41, 45, 46, 47, 59], 2).tolist()
+    else:
+        sizes = rng.integers(2, 9, 2).tolist()
+        wanted = [int(size * rng.integers(1, 4)) if rng.integers(2) else int(rng.integers(1, 24)) for size in sizes]
+    corners, halves = [(False, False), (True, False), (False, True), (True, True)][rng.integers(4 if nearest else 3)]
     draw.input("x", draw.grid(0.1), draw.random((1, *sizes, 16)))
     draw.result(["x"], None, size=wanted, align_corners=corners, half_pixel_centers=halves)
 
@@ -336,6 +351,11 @@ def resized(draw: Draw) -> None:
 def moves(draw: Draw, **attributes: Any) -> None:
     draw.input("x", draw.grid(draw.scale()), draw.random((1, 8, 12, 32)))
     draw.result(["x"], None, **attributes)
+
+
+def largest(draw: Draw) -> None:
+    draw.input("x", draw.grid(draw.scale()), draw.random((1, 64, 64, 8)))
+    draw.result(["x"], INDICES, axis=3, output_type="int32")
 
 
 # By kind, in the order in which they are asked.
@@ -360,6 +380,7 @@ PROBES: Mapping[str, Callable[[Draw], None]] = {
     "PAD": partial(moves, paddings=((0, 0), (1, 2), (0, 1), (0, 0))),
     "RESHAPE": partial(moves, new_shape=(1, 96, 32)),
     "TRANSPOSE": partial(moves, permutation=(0, 2, 3, 1)),
+    "ARG_MAX": largest,
 }
 
 

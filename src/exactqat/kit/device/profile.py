@@ -169,6 +169,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Names of operators, which their declarations add.
+KINDS: set[str] = set()
 # Devices that files beside this one declare, when they are first named.
 PACKAGED = ("tosa",)
 # What type checkers and editors offer where a device is asked for; `PROFILES` may hold more of a user's own.
@@ -269,6 +271,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 def _declared(content: str | bytes, where: str) -> Profile:
     try:
         profile = profile_of_data(json.loads(content))
+        need(profile.name not in PACKAGED, f"name must not be that of a declared device, got {profile.name!r}")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} does not declare a device: {error}") from None
     if PROFILES.get(profile.name) != profile:
@@ -288,10 +291,11 @@ def profile_of_data(data: Any) -> Profile:
     _need_object(data, "the file", _NAMES)
     version, name = data.get("exactqat_device"), data.get("name")
     need(version == FILE_VERSION, f"exactqat_device must be {FILE_VERSION}, the version that is read, got {version!r}")
-    fits = isinstance(name, str) and name == name.strip() != "" and not name.endswith(".json")
-    need(fits, f"name must be a word that does not end with .json, got {name!r}")
+    fits = isinstance(name, str) and name == name.strip() != "" and name.isprintable() and len(name) <= 100
+    need(fits and not name.endswith(".json"), f"name must be a word that does not end with .json, got {name!r:.120}")
     words = {word: data[word] for word in ("title", "description", "file") if word in data}
-    fits = all(isinstance(text, str) for text in words.values()) and words.get("file", ".onnx") in (".tflite", ".onnx")
+    fits = all(isinstance(text, str) and text.isprintable() for text in words.values())
+    fits = fits and words.get("file", ".onnx") in (".tflite", ".onnx")
     need(fits, f"title and description must be text, and file .tflite or .onnx, got {words}")
     own: dict[str, Any] = {"name": name, "title": name, "description": "", "file": ".tflite", **words}
     own |= {"aliases": (), "former_names": (), "runtime": "", "machines": (), "emulated": False}
@@ -299,6 +303,8 @@ def profile_of_data(data: Any) -> Profile:
     for what, names, kind in (("operators", operators, dict), ("compared", compared, dict), ("absent", absent, list)):
         fits = isinstance(names, kind) and all(isinstance(entry, str) for entry in names)
         need(fits, f"{what} must hold names of operators, got {names!r}")
+    unknown = sorted(entry for entry in {*operators, *compared, *absent} if entry.partition(":")[0] not in KINDS)
+    need(not unknown, f"there is no operator {', '.join(unknown)}; names are such as CONV_2D and CONV_2D:int16")
     fits = all(isinstance(count, int) and count > 0 for count in compared.values())
     need(fits, f"compared must hold numbers of codes, got {compared}")
     whole = {word: data[word] for word in ("like", "properties", "arithmetic") if word in data}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from .operator import (
 )
 from .primitives import A, Array, RealPrimitives, ResultGrid
 from .profile import REFERENCE, X86, Profile
-from .stated_arithmetic import Arithmetic, divided, rounded
+from .stated_arithmetic import UNBOUNDED, Arithmetic, divided, rounded
 from .tensor import INT8_MAX, INT8_MIN, Tensor, per_tensor
 
 # XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
@@ -103,11 +104,21 @@ def step_between(size: int, wanted: int, attributes: Attributes) -> np.float32:
     return np.float32(size - corners) / np.float32(wanted - corners)
 
 
+def exact_positions(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, int, int]:
+    """Positions of results in fractions of a whole number, without what half pixels move them by; this number; and
+    twice what they do, which is a step."""
+    corners = int(bool(attributes["align_corners"]) and wanted > 1)
+    common = math.gcd(wanted - corners, size - corners)
+    step = 2 * (size - corners) // common
+    return np.arange(wanted) * step, 2 * (wanted - corners) // common, step * bool(attributes["half_pixel_centers"])
+
+
 @register
 class ResizeNearestNeighbor(Resize):
     """The value whose place is next, as it is."""
 
     kind = "RESIZE_NEAREST_NEIGHBOR"
+    asks = (("place",),)
     as_in_onnx = True
     modes = {(False, False): "nearest", (False, True): "nearest_exact"}
     options = "ResizeNearestNeighborOptions"
@@ -120,6 +131,9 @@ class ResizeNearestNeighbor(Resize):
     @staticmethod
     def indices(size: int, wanted: int, attributes: Attributes, profile: Profile = X86) -> np.ndarray:
         """Of the operand's values that the results take."""
+        if profile.arithmetic is not None and profile.arithmetic.position_bits == UNBOUNDED:
+            place, one, step = exact_positions(size, wanted, attributes)
+            return np.minimum((place + step // 2 + (one // 2 if attributes["align_corners"] else 0)) // one, size - 1)
         plain = not attributes["align_corners"] and not attributes["half_pixel_centers"]
         if plain and (profile.optimized or profile.rounds_as_onnx):
             # LiteRT's own kernel, to which XNNPACK leaves it, counts in 1 / 2**16: another index beyond 256 results.
@@ -142,6 +156,9 @@ class ResizeNearestNeighbor(Resize):
         rows = self.indices(call.inputs[0].shape[1], height, call.attributes, call.profile)
         columns = self.indices(call.inputs[0].shape[2], width, call.attributes, call.profile)
         return call.codes[0][:, rows[:, None], columns]
+
+    def stated(self, call: Call, arithmetic: Arithmetic) -> np.ndarray | None:
+        return self.integers(call) if arithmetic.position_bits == UNBOUNDED else None
 
     def wide_integers(self, call: Call) -> np.ndarray:
         return self.integers(replace(call, profile=REFERENCE))
@@ -271,15 +288,24 @@ class ResizeBilinear(Resize):
         bits, zero = arithmetic.position_bits, int(call.output.quantization.zero_point[0])
         zero = zero if arithmetic.zero_point == "after" else 0
         x: np.ndarray = call.codes[0].astype(np.int64) - zero
-        x = x if bits else x.astype(np.float32)
+        x, ones = x if bits else x.astype(np.float32), 1
         for axis in (2, 1):
-            before, after, share = self.positions(x.shape[axis], call.output.shape[axis], call.attributes)
-            share = share if not bits else rounded(share.astype(np.float64) * 2**bits, "half_even").astype(np.int64)
+            size, wanted, one = x.shape[axis], call.output.shape[axis], 2**bits
+            if bits == UNBOUNDED:
+                place, one, step = exact_positions(size, wanted, call.attributes)
+                place = place + (step // 2 - one // 2 if step else 0)
+                before, share = np.divmod(np.clip(place, 0, one * (size - 1)), one)
+                after = np.minimum(before + 1, size - 1)
+            else:
+                before, after, share = self.positions(size, wanted, call.attributes)
+                share = share if not bits else rounded(share.astype(np.float64) * one, "half_even").astype(np.int64)
             share = share.reshape([-1 if position == axis else 1 for position in range(4)])
-            one = 2**bits if bits else np.float32(1)
-            x = x.take(before, axis) * (one - share) + x.take(after, axis) * share
-        rounding = arithmetic.roundings[-1]
-        whole = divided(x, 2 ** (2 * bits), rounding) if bits else rounded(x.astype(np.float64), rounding)
+            x, ones = x.take(before, axis) * (x.dtype.type(one) - share) + x.take(after, axis) * share, ones * one
+        if bits == UNBOUNDED:
+            whole = arithmetic.rescale(x, 1 / ones)
+        else:
+            rounding = arithmetic.roundings[-1]
+            whole = divided(x, ones, rounding) if bits else rounded(x.astype(np.float64), rounding)
         return (whole + zero).astype(call.output.dtype)
 
     def float_results(self, call: Call) -> np.ndarray:

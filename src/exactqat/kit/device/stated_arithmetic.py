@@ -40,6 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "addition": ("once", "each", "operands_once"),
         "division": ("exact", "multiplied"),
         "table_end": ("beyond", "held"),
+        "table_values": ("exact", "balanced"),
     }
 )
 NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -47,7 +48,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "multiplier_bits": (1, 32),
         "accumulator_bits": (8, UNBOUNDED),
         "table_segments": (0, 512),
-        "position_bits": (0, 16),
+        "position_bits": (0, UNBOUNDED),
     }
 )
 
@@ -76,7 +77,9 @@ class Arithmetic:
         table_segments: a function is a table of this many equal segments and straight lines between their ends; 0: the
             kernels' own function. Of 256 segments of int8 codes nothing lies between.
         table_end: the last segment's end is the function beyond the last code, or its beginning once more.
-        position_bits: fractional bits of a place between two pixels; 0: float32.
+        table_values: of the function itself or, of int16, moved by half of what a straight line misses in the middle.
+        position_bits: fractional bits of a place between two pixels, up to 16; 0: float32; 64: places are fractions of
+            whole numbers, and the sum of what lies around one is multiplied by the reciprocal of their denominators.
     """
 
     scales: str = "real"
@@ -95,6 +98,7 @@ class Arithmetic:
     division: str = "exact"
     table_segments: int = 0
     table_end: str = "beyond"
+    table_values: str = "exact"
     position_bits: int = 11
 
     def __post_init__(self) -> None:
@@ -104,10 +108,11 @@ class Arithmetic:
             value = getattr(self, name)
             fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
             need(fits, f"{name} must be an integer in {low}..{high}, got {value!r}")
-        fits = (
-            isinstance(self.roundings, tuple) and 1 <= len(self.roundings) <= 2 and set(self.roundings) <= {*ROUNDINGS}
-        )
+        fits = isinstance(self.roundings, tuple) and 1 <= len(self.roundings) <= 2
+        fits = fits and all(rounding in ROUNDINGS for rounding in self.roundings)
         need(fits, f"roundings must be one or two of {', '.join(ROUNDINGS)}, got {self.roundings!r}")
+        fits = self.position_bits <= 16 or self.position_bits == UNBOUNDED
+        need(fits, f"position_bits must be in 0..16, or {UNBOUNDED}, got {self.position_bits}")
         whole = self.table_segments == 0 or 256 % self.table_segments == 0 or self.table_segments == 512
         need(whole, f"table_segments must divide 256, or be 512, got {self.table_segments}")
 
@@ -160,9 +165,11 @@ class Arithmetic:
         # The largest factor fills the bits; the others are held as finely.
         exponent = np.frexp(largest)[1].astype(np.int64)
         exponent += rounded(np.ldexp(largest, bits - exponent), self.multiplier_rounding) >= 2.0**bits
+        # A factor below all shifts does not become 0: what it leaves of a negative sum, a floor makes -1.
+        tiny = (bits - exponent > _BITS) & (largest > 0)
         exponent = np.where(bits - exponent > _BITS, bits - _BITS, exponent)
-        significands = [rounded(np.ldexp(np.asarray(factor, np.float64), bits - exponent), self.multiplier_rounding)
-                        .astype(np.int64) for factor in factors]  # fmt: skip
+        fractions = (np.ldexp(np.asarray(factor, np.float64), bits - exponent) for factor in factors)
+        significands = [np.maximum(rounded(x, self.multiplier_rounding).astype(np.int64), tiny) for x in fractions]
         reach = sum(int(np.abs(x).max(initial=0)) for x in terms) << bits
         wide = object if reach + (abs(before) << min(bits + 32, _BITS)) >= 2**_BITS else np.int64
         total = reduce(np.add, (np.asarray(x).astype(wide) * s for x, s in zip(terms, significands, strict=True)))
