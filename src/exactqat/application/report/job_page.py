@@ -66,7 +66,7 @@ def result_table(results: Results) -> Table:
             Cell(outcome.precision.upper(), f"{outcome.file_bytes:,} bytes"),
             Cell(method, short=method.replace(" ranges", "")),
             Cell(f"{outcome.device_accuracy:.1%}", f"in PyTorch {outcome.test_accuracy:.2%}"),
-            Cell(pair.points(), pair.verdict(), short=pair.in_short()),
+            Cell(pair.points(), f"{'may be' if pair.may_be_luck else 'not'} chance: {pair.in_short()}", short=pair.in_short()),
             differing(report.differing, report.values),
             differing(report.training_differing, report.training_values),
             marked=delivered,
