@@ -261,7 +261,7 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
     Args:
         device: Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines), reference (LiteRT's
             reference kernels), micro (TFLite-Micro); by default the device the job was trained for.
-        quiet: Only print the closing sentence.
+        quiet: Show no progress.
     """
     import torch
 
