@@ -180,7 +180,9 @@ def test_a_class_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeyp
         return scandir(given)
 
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(ValueError, match=r"class 'dog' has no image that can be read in .*dog: its images cannot be read: Permission"):
+    with pytest.raises(
+        ValueError, match=r"class 'dog' has no image that can be read in .*dog: its images cannot be read: Permission"
+    ):
         data.load(str(path))
 
 

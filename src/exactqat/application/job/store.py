@@ -154,11 +154,13 @@ class Logs:
 
     def __init__(self, out: Path, processes: int = 1, records: bool = True) -> None:
         self.records, self._processes, self._started = records, processes, time.perf_counter()
-        self._path, before = out / "training" / "elapsed.json", {"seconds": 0.0, "runs": 0, "processes": None}
+        self._path = out / "training" / "elapsed.json"
+        before: Record = {"seconds": 0.0, "runs": 0, "processes": None}
         if self._path.exists():
             kinds = {"seconds": NUMBER, "runs": WHOLE, "processes": WHOLE}
             before = dict(check_fields(files.read_json(self._path), self._path, kinds))
-        self._before, self.runs, self.processes_before = before["seconds"], before["runs"] + records, before["processes"]
+        self._before, self.processes_before = before["seconds"], before["processes"]
+        self.runs = before["runs"] + records
 
     def epoch(self, name: str, history: History) -> None:
         """Records a training so far; name: of its file below training/."""
