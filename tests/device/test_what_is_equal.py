@@ -274,7 +274,7 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
         # The interval and the test are one.
         assert comparison.may_be_luck == (comparison.low <= 0 <= comparison.high)
     alike = paired(first, first)
-    assert (alike.difference, alike.p, alike.verdict()) == (0, 1, "none")
+    assert (alike.difference, alike.p, alike.in_short()) == (0, 1, "+0.0, p 1")
     with pytest.raises(ValueError, match="cover the same images, got shapes"):
         paired(first, second[1:])
     # The same two accuracies, luck or none: what decides is on which images they differ.
@@ -300,7 +300,7 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
     page = (out / "report.html").read_text()
     for outcome in results.outcomes:
         pair = findings.beside_float(results, outcome)
-        assert pair.points() in page and pair.verdict().replace("<", "&lt;") in page
+        assert pair.points() in page and f"chance: {pair.in_short()}".replace("<", "&lt;") in page
     assert "differences below" not in page
 
 

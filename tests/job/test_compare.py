@@ -135,7 +135,7 @@ def test_names_are_escaped(jobs: Path, call: Call) -> None:
 def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     (jobs / "empty").mkdir()
     for arguments, message in (
-        (["one"], "Missing argument 'DIR...'"),
+        (["one"], "Missing argument 'DIR'"),
         (["one", "nowhere"], "nowhere does not exist"),
         (["one", "empty"], "empty contains no job.json"),
         (["one", "one/job.json"], "one/job.json is a file, not a job's directory"),

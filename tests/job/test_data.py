@@ -85,11 +85,12 @@ def test_damaged_and_odd_files_are_named_and_skipped(tmp_path: Path) -> None:
     (path / "cat" / "note.txt").write_text("not an image")
     (path / "dog" / "empty.jpg").write_bytes(b"")
     Image.fromarray(np.ones((8, 8), np.float32)).save(path / "dog" / "float.tiff")
+    Image.fromarray(np.ones((8, 8), np.uint16)).save(path / "dog" / "wide.png")
     dataset = data.load(str(path))
     assert sum(map(len, parts(dataset))) == 12
     names = [sentence.split(":")[0] for sentence in dataset.skipped]
-    assert [Path(name).name for name in names] == ["half.png", "note.txt", "empty.jpg", "float.tiff"]
-    assert "known range" in dataset.skipped[-1]
+    assert [Path(name).name for name in names] == ["half.png", "note.txt", "empty.jpg", "float.tiff", "wide.png"]
+    assert all("more than 8 bits" in sentence for sentence in dataset.skipped[-2:])
 
 
 @pytest.mark.parametrize(
@@ -97,18 +98,17 @@ def test_damaged_and_odd_files_are_named_and_skipped(tmp_path: Path) -> None:
     [
         (picture(51, mode="L"), [0.2]),
         (picture(1, mode="1"), [1.0]),
-        (Image.fromarray(np.full((8, 8), 13107, np.uint16)), [0.2]),
         (picture(51), [0.2] * 3),
         (Image.new("RGBA", (8, 8), (255, 51, 0, 51)), [0.2, 0.04, 0.0]),
         (Image.new("LA", (8, 8), (255, 51)), [0.2]),
         (Image.new("CMYK", (8, 8), (0, 0, 0, 204)), [0.2] * 3),
         (Image.new("RGB", (8, 8), (255, 51, 0)).convert("P", palette=Image.Palette.ADAPTIVE), [1.0, 0.2, 0.0]),
     ],
-    ids=["grey", "1 bit", "16 bits", "color", "transparent", "grey and transparent", "cmyk", "palette"],
+    ids=["grey", "1 bit", "color", "transparent", "grey and transparent", "cmyk", "palette"],
 )
 def test_pixels_of_every_mode(image: Any, expected: list[float]) -> None:
     pixels = images.pixels(image)
-    assert pixels.shape == ((8, 8) if len(expected) == 1 else (8, 8, 3)) and pixels.dtype in (np.uint8, np.uint16)
+    assert pixels.shape == ((8, 8) if len(expected) == 1 else (8, 8, 3)) and pixels.dtype == np.uint8
     np.testing.assert_allclose(pixels[3, 4] / np.iinfo(pixels.dtype).max, np.squeeze(expected), atol=1 / 510)
     assert np.ptp(pixels, (0, 1)).max() == 0
 
@@ -162,11 +162,12 @@ def test_what_is_no_image_in_a_folder_is_named_and_not_followed(tmp_path: Path) 
     dataset = data.load(str(path))
     assert dataset.class_names == ("cat", "dog", "owl")
     assert sum(map(len, parts(dataset))) == 5 + 5 + 1 + 5 + 5  # more and linked.png are the cat's
+    neither = "not a readable file, or a link to a folder below a class"
     assert sorted(sentence.removeprefix(f"{path}/cat/").partition(": ")[::2] for sentence in dataset.skipped) == [
-        ("gone.png", "not a readable file"),
-        ("pipe.png", "not a readable file"),
+        ("gone.png", neither),
+        ("pipe.png", neither),
         (r"two\nlines.png", rf"cannot identify image file '{path}/cat/two\nlines.png'"),
-        ("up", "a link to a folder, which is not followed below a class"),
+        ("up", neither),
     ]
 
 
@@ -179,7 +180,9 @@ def test_a_class_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeyp
         return scandir(given)
 
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(ValueError, match=r"class 'dog' has no image in .*dog: its images cannot be read: Permission"):
+    with pytest.raises(
+        ValueError, match=r"class 'dog' has no image that can be read in .*dog: its images cannot be read: Permission"
+    ):
         data.load(str(path))
 
 
@@ -219,10 +222,10 @@ def test_arrays_stay_on_disk(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     path = folder(tmp_path / "pets")
     (path / "bird").mkdir()
-    with pytest.raises(ValueError, match="class 'bird' has no image in .*bird: it is empty"):
+    with pytest.raises(ValueError, match="class 'bird' has no image that can be read in .*bird: it is empty"):
         data.load(str(path))
     (path / "bird" / "a.txt").write_text("tweet")
-    with pytest.raises(ValueError, match=r"class 'bird' has no image .*none of its 1 files can be read.*a\.txt"):
+    with pytest.raises(ValueError, match=r"class 'bird' has no image .*bird/a\.txt: cannot identify"):
         data.load(str(path))
     with pytest.raises(
         ValueError, match=r"/here/cats must contain at least two classes, but contains only class 'cat'"
@@ -313,15 +316,12 @@ def test_arrays_that_cannot_be_used(tmp_path: Path) -> None:
         data.load(str(tmp_path / "none.npz"))
 
 
-def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
+def test_images_that_hold_no_numbers_are_refused(tmp_path: Path) -> None:
     x, y = np.zeros((12, 6, 5), np.float32), np.arange(12) % 2
-    x[3, 2, 2], x[7, 0, 0] = np.nan, -np.inf
-    dataset = data.load(saved(tmp_path, x=x, y=y))
-    assert sum(map(len, parts(dataset))) == 10
-    assert [sentence.split(", ")[-1] for sentence in dataset.skipped] == [
-        "example 3: contains NaN or infinity",
-        "example 7: contains NaN or infinity",
-    ]
+    for number, strange in ((7, -np.inf), (3, np.nan)):
+        x[number, 2, 2] = strange
+        with pytest.raises(ValueError, match=f"x and y, example {number}: contains NaN or infinity"):
+            data.load(saved(tmp_path, x=x, y=y))
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
         ("split", "80/20/0", "got '80/20/0'"),
         ("early-stopping", "0", "must be at least 1, got 0"),
         ("early-stopping", "1.5", "must be an integer, got '1.5'"),
-        ("distill", "2", "must be a share above 0 and at most 1"),
-        ("distill", "0.5:0", "a temperature above 0 and at most 100 after a colon, as in 0.5:4, got '0.5:0'"),
+        ("distill", "2", "must be above 0 and at most 1, got '2'"),
+        ("distill", "0.5:4", "must be a number, got '0.5:4'"),
         ("rules", "nowhere.txt", "must be a file of rules, such as exactqat tune --plan writes; there is no file"),
         ("rules", "stem W4A4; head", "must be rules such as 'stem W8A16; * W4A8': rules, line 2: the bits of 'head'"),
         ("epochs-qat", "0", "must be at least 1, got 0"),
@@ -121,18 +121,18 @@ def test_a_setting_is_declared_once() -> None:
         Path("x"), lr=0.01, optimizer="sgd", schedule="step", augment=["flip", "shift"], split="60/20/20:3",
         class_weights="balanced", early_stopping=4, distill=0.5,
     )  # fmt: skip
-    assert chosen.augment == ("shift", "flip") and chosen.distill == "0.5:4"
+    assert chosen.augment == ("shift", "flip") and chosen.distill == 0.5
     assert Settings(Path("x"), **json.loads(json.dumps(chosen.stored()))) == chosen
     command, _ = chosen.commands()
-    for part in ("--lr 0.01", "--optimizer sgd", "--augment shift,flip", "--split 60/20/20:3", "--distill 0.5:4",
+    for part in ("--lr 0.01", "--optimizer sgd", "--augment shift,flip", "--split 60/20/20:3", "--distill 0.5",
                  "--class-weights balanced", "--early-stopping 4"):  # fmt: skip
         assert part in command
     with pytest.raises(ValueError, match="epochs_float must be at least 1 without weights, got 0"):
         Settings(Path("x"), epochs_float=0)
     with pytest.raises(ValueError, match="rules cannot be combined with weight_bits"):
         Settings(Path("x"), rules="* W8A8", weight_bits=4)
-    planned = Settings(Path("x"), rules="stem.*  W8A16\n*  W4A8 ranges=learned", distill="0.5:2")
-    assert planned.rules == "stem.* W8A16; * W4A8 ranges=learned" and planned.distill == "0.5:2"
+    planned = Settings(Path("x"), rules="stem.*  W8A16\n*  W4A8 ranges=learned", distill="0.25")
+    assert planned.rules == "stem.* W8A16; * W4A8 ranges=learned" and planned.distill == 0.25
     assert planned.precisions == {"mixed": (4, 8)} and Settings(Path("x"), **planned.stored()) == planned
     command, _ = planned.commands()
     assert "--rules 'stem.* W8A16; * W4A8 ranges=learned'" in command
@@ -143,7 +143,7 @@ def test_resume_refuses_other_options(dataset: data.Dataset, tmp_path: Path) -> 
     chosen = Settings(tmp_path, **SMALL)
     store.start(chosen, dataset)
     for name, value, shown in (
-        ("lr", 0.1, "0.1"), ("schedule", "step", "step"), ("augment", ("none",), "none"), ("distill", "0.5", "0.5:4"),
+        ("lr", 0.1, "0.1"), ("schedule", "step", "step"), ("augment", ("none",), "none"), ("distill", "0.50", "0.5"),
         ("class_weights", "balanced", "balanced"), ("early_stopping", 3, "3"), ("split", "60/20/20", "60/20/20:0"),
     ):  # fmt: skip
         option = name.replace("_", "-")
@@ -192,8 +192,6 @@ def test_augmentations_do_what_they_say_and_keep_to_the_range() -> None:
     moves = [{move for move in (-1, 0, 1) if torch.equal(new[:, 1:7], old.roll(move, 1)[:, 1:7])}
              for new, old in zip(later, images, strict=True)]  # fmt: skip
     assert all(len(move) == 1 for move in moves) and {-1, 0, 1} == set().union(*moves)
-    erased = (changed("erase") == 0).sum((1, 2, 3))
-    assert erased.tolist() == [3 * 2 * 3] * 64
     spread = limits[1] - limits[0]
     assert 0 < (changed("noise") - images).abs().max() <= spread / 20 + 1e-6
     moved = changed("brightness") - images
@@ -257,7 +255,7 @@ def trained(dataset: data.Dataset, path: Path, how: training.Manner, epochs: int
 def test_a_training_of_any_manner_goes_on_with_the_same_bits(
     optimizer: str, dataset: data.Dataset, tmp_path: Path
 ) -> None:
-    how = manner(optimizer=optimizer, schedule="warm-up", augment=("shift", "noise", "erase"))
+    how = manner(optimizer=optimizer, schedule="warm-up", augment=("shift", "noise"))
     whole, history = trained(dataset, tmp_path / "whole.pt", how, 3)
     steps = training.steps_per_epoch(dataset.train, 16)
     factors = [training.learning_rate_factor("warm-up", epoch * steps, 3 * steps) for epoch in range(3)]
@@ -313,10 +311,10 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     images, labels = dataset.train.images[:8], dataset.train.labels[:8]
     outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    distillation = qat.Distillation(teacher, 2.0)
+    distillation = qat.Distillation(teacher)
     how = replace(manner(distill=0.25), teacher=distillation)
     expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
-    expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")
+    expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 4.0, "sum")
     assert float(training.loss_of(outputs, labels, images, how)) == pytest.approx(float(expected.detach()), rel=1e-6)
     other, _ = trained(dataset, tmp_path / "taught.pt", how, 2)
     plain, _ = trained(dataset, tmp_path / "plain.pt", manner(), 2)
@@ -347,7 +345,7 @@ def test_a_plan_is_trained_with(
     out = tmp_path / "job"
     status = call(
         monkeypatch, "train", "--out", out, "--data", tmp_path / "data.npz", "--rules", rules, "--epochs-float", 2,
-        "--epochs-qat", 3, "--distill", "0.5:2", "--keep-going", "--quiet",
+        "--epochs-qat", 3, "--distill", "0.5", "--keep-going", "--quiet",
     )  # fmt: skip
     assert status == 0
     network = json.loads((out / "metrics.json").read_text())["networks"]["mixed"]["qat_learned"]
@@ -391,7 +389,7 @@ def test_mixed_precision_is_for_float_training_alone(
 def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_network: None) -> None:
     chosen = Settings(
         tmp_path / "job", **SMALL, lr=0.05, optimizer="sgd", schedule="warm-up", augment=("shift", "flip", "noise"),
-        class_weights="balanced", early_stopping=1, distill="0.5:2",
+        class_weights="balanced", early_stopping=1, distill="0.5",
     )  # fmt: skip
     said: list[str] = []
     results = pipeline.run(chosen, Progress(say=said.append), dataset, keep_going=True)
@@ -415,21 +413,17 @@ def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_netwo
 
 @pytest.mark.slow
 def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_network: None) -> None:
-    generator = np.random.default_rng(0)
-    x, y = generator.uniform(0, 1, (300, 8, 8)).astype(np.float32), generator.integers(0, 3, 300)
+    x, y = np.random.default_rng(0).uniform(0, 1, (300, 8, 8)).astype(np.float32), np.minimum(np.arange(300) % 4, 2)
     noise = data.from_arrays({"": (x, y)}, "noise")
-    chosen = Settings(tmp_path / "job", **SMALL | {"epochs_float": 1, "epochs_qat": 1})
-    with pytest.raises(pipeline.NothingLearned, match=r"(?s)has learned nothing: .*--epochs-float.*--lr.*--keep-going"):
+    chosen = Settings(tmp_path / "job", **SMALL | {"epochs_float": 1, "epochs_qat": 1, "lr": 1e-9})
+    with pytest.raises(ValueError, match=r"(?s)has learned nothing: .*--epochs-float.*--lr.*--keep-going"):
         pipeline.run(chosen, dataset=noise)
     assert not list(tmp_path.rglob("*.tflite"))
     results = pipeline.run(chosen, dataset=noise, resume=True, keep_going=True)
     assert results.outcomes and results.runs == 2
     # Too few images to tell are no reason to stop.
-    few = Split(noise.test.images[:4], torch.tensor([0, 0, 1, 2]))
-    assert pipeline.better_than_guessing(few, 0.0)
-    # Of a few more, half of a dozen say something, though luck might do as well.
-    dozen = Split(noise.test.images[:12], torch.arange(12) % 3)
-    assert pipeline.better_than_guessing(dozen, 0.5) and not pipeline.better_than_guessing(dozen, 1 / 3)
+    few = replace(noise, validation=Split(noise.test.images[:4], torch.tensor([0, 0, 1, 2])))
+    assert pipeline.run(replace(chosen, out=tmp_path / "few"), dataset=few).outcomes
 
 
 def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,34 +437,14 @@ def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     second = store.Logs(tmp_path)
     now[0] += 3
     second.epoch("float", history)
-    second.close()
-    assert (second.total, second.runs) == (10.0, 2)
+    assert (second.close(), second.runs) == (10.0, 2)
     again = store.Logs(tmp_path, records=False)
     now[0] += 50
     again.epoch("float", history)
-    again.close()
-    assert (again.total, again.runs) == (10.0, 2)
+    assert (again.close(), again.runs) == (10.0, 2)
     (tmp_path / "training" / "elapsed.json").write_text('{"seconds": "x", "runs": 1, "processes": 1}')
     with pytest.raises(ValueError, match="elapsed.json: seconds must be a number of at least 0, got 'x'"):
         store.Logs(tmp_path)
-
-
-def test_steps_of_an_earlier_run_do_not_shorten_the_time_left() -> None:
-    from rich.console import Console
-
-    from exactqat.cli import terminal
-
-    bars = terminal.bars_on(Console(file=None), disable=True)
-    now = [0.0]
-    bars.get_time = lambda: now[0]  # type: ignore[method-assign]
-    task = bars.add_task("training", total=1000)
-    bars.tasks[0].get_time = bars._tasks[task]._get_time = lambda: now[0]  # type: ignore[attr-defined]
-    terminal.skip(bars, task, 500)
-    for _ in range(11):
-        now[0] += 1
-        bars.advance(task, 1)
-    # A step a second; that 500 were there at once says nothing.
-    assert bars.tasks[0].completed == 511 and bars.tasks[0].time_remaining == pytest.approx(489, rel=0.15)
 
 
 @pytest.mark.slow
@@ -488,7 +462,7 @@ def test_the_command_says_what_is_applied(
     assert status == 0
     for sentence in (
         "Options that are not the defaults:",
-        "--augment flip --class-weights balanced --epochs-float 2 --epochs-qat 1 --lr 0.01 --distill 0.5:4",
+        "--augment flip --class-weights balanced --epochs-float 2 --epochs-qat 1 --lr 0.01 --distill 0.5",
     ):
         assert sentence in output
     assert json.loads((tmp_path / "job" / "job.json").read_text())["settings"]["class_weights"] == "balanced"

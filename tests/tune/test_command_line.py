@@ -58,7 +58,7 @@ def test_a_shell_script_is_stopped_by_the_gate(files: tuple[Path, Path], tmp_pat
     done = subprocess.run(["sh", str(script)], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "first" in done.stdout and "second" not in done.stdout
-    assert "passes" in done.stdout and "fails: model.tflite on micro: 0 is below 0.95" in done.stdout
+    assert "passes" in done.stdout and "\n  micro: 0 is below 0.95\n" in done.stdout
 
 
 ACTION = Path(__file__).parents[2] / "integrations" / "github-action"

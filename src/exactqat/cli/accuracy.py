@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,6 @@ def gate(
     from ..application.job.restored import networks_of
     from ..deploy.verify import verify
     from ..tune import Gate
-    from ..tune.gate import flips_in_words
     from ..tune.verdict_files import as_badge, as_junit, as_markdown
 
     for file in filter(None, (junit, markdown, badge)):
@@ -104,8 +104,7 @@ def gate(
             minimum=min_accuracy if min_score is None else min_score, maximum=max_score, max_differ=max_differ,
             max_flips=max_flips, beside=beside, higher_is_better=max_score is None or min_score is not None,
         )  # fmt: skip
-        verdict = asked.verdict(network.graph)
-        failures, compared = list(verdict.failures), dict[str, int]()
+        verdict, compared, failures = asked.verdict(network.graph), dict[str, int](), list[str]()
         for result in verdict.devices if run else ():
             running = f"{network.name} on the runtime of {result.device}"
             with native_messages_kept_back(), status_on(console_of(stderr=True), running):
@@ -116,19 +115,13 @@ def gate(
                     f"{result.device}: {report.differing:,} of {report.values:,} integers of the runtime differ from "
                     "the simulation"
                 )
-        passes = passes and not failures
-        content = {**json.loads(verdict.as_json()), "passes": not failures, "failures": failures}
-        written[network.name] = content | ({"compared": compared} if run else {})
-        if as_json:
-            continue
-        for result in verdict.devices:
-            differ = "" if result.differing is None else f", {result.differing:,} of {result.values:,} outputs differ"
-            ran = f", {compared[result.device]:,} integers of its runtime compared" if run else ""
-            say(console, f"{network.name} on {result.device}: {metric} {result.score:.4g}{differ}{ran}")
-        if verdict.flips:
-            say(console, f"{network.name}: {flips_in_words(verdict.flips)}")
-        for failure in failures:
-            say(console, ("fails: ", "bold red"), f"{network.name} on {failure}")
+        verdict = replace(verdict, failures=(*verdict.failures, *failures), asked=True)
+        passes = passes and verdict.passes
+        written[network.name] = json.loads(verdict.as_json()) | ({"compared": compared} if run else {})
+        if not as_json:
+            say(console, (network.name, "bold"), f", {metric}: {verdict.text()}")
+            for name, values in compared.items():
+                say(console, f"  {name}: {values:,} integers of its runtime compared")
     texts = ((junit, as_junit), (markdown, lambda verdicts: as_markdown(verdicts, metric)), (badge, as_badge))
     for out, text in texts:
         if out is not None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from typer.core import TyperCommand
 
 from . import accuracy, commands  # noqa: F401  they register what they define
 from .options import COMMANDS, Command
-from .terminal import columns, console_of, is_terminal, say
+from .terminal import columns, console_of, in_terminal, say
 
 ORDER = ("train", "report", "export", "verify", "inspect", "convert", "identify", "gate", "tune", "check", "compare")
 
@@ -45,7 +44,7 @@ class Grouped(TyperCommand):
 
 def command_line() -> typer.Typer:
     # Boxes cut sentences into pieces that no program downstream reassembles.
-    framed = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+    framed = in_terminal(console_of()) and in_terminal(console_of(stderr=True))
 
     application = typer.Typer(
         name="exactqat",

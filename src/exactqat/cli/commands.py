@@ -17,14 +17,13 @@ import typer
 
 from ..kit.display import shell_word
 from .options import AsJson, Directory, Model, command, metavar
-from .terminal import bars_on, columns, console_of, native_messages_kept_back, say, show_table, skip, status_on
+from .terminal import bars_on, columns, console_of, native_messages_kept_back, say, show_table, status_on
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..application.job.results import Dataset, History, Results
     from ..application.job.settings import Settings
-    from ..deploy.comparison import Report
 
 # How many of the images that could not be used are named.
 SHOWN = 20
@@ -132,7 +131,7 @@ def _work(
                 compared=lambda done, all: bars.update(task, completed=done, total=all),
                 begin=lambda text: bars.update(task, description=text, figures="", epoch=""),
                 advance=lambda steps: bars.advance(task, steps),
-                skip=lambda steps: skip(bars, task, steps),
+                skip=lambda steps: bars.update(task, total=(bars.tasks[0].total or 0) - steps),
                 epoch=epoch,
                 say=lambda sentence: say(console, sentence),
                 read=read,
@@ -262,15 +261,15 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
     Args:
         device: Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines), reference (LiteRT's
             reference kernels), micro (TFLite-Micro); by default the device the job was trained for.
-        quiet: Only print the closing sentence.
+        quiet: Show no progress.
     """
     import torch
 
     from ..application.job import restored
     from ..application.job.results import Progress
-    from ..application.job.settings import device_named
+    from ..application.job.settings import Settings
 
-    named, console = "" if device is None else device_named(device), console_of()
+    named, console = "" if device is None else Settings(directory, device=device).device, console_of()
     torch.set_num_threads(1)
     with native_messages_kept_back(), bars_on(console, disable=quiet) as bars:
         task = bars.add_task("comparing", total=None, figures="", epoch="")
@@ -281,18 +280,12 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
         networks = restored.verify_directory(directory, progress, model=model, device=named)
     for precision, verified in networks.items():
         report = verified.report
-        if not quiet and report.operators:
-            _print_comparison(console, directory / precision / "model.tflite", precision.upper(), report)
-        ran, computes, trained = report.sentences()
-        for sentence, good in (
-            (ran, report.values > 0 and not report.differing + report.predictions_differing),
-            (f"{computes}; {verified.accuracies()}", not report.training_differing),
-            (trained, report.trained_for == report.profile),
-        ):
-            say(console, f"{precision.upper()}: ", (f"{sentence}.", "bold green" if good else "bold red"))
+        say(console, f"{precision.upper()}: ", (report.text(), "bold green" if report.equal else "bold red"))
+        say(console, f"  {verified.accuracies()}")
     _warn_of_unfinished(directory)
-    profile = next(iter(networks.values())).report.profile
-    if any(verified.report.training_differing for verified in networks.values()):
+    profile, not_run = report.profile, verified.not_run
+    differs = any(verified.report.training_differing for verified in networks.values())
+    if differs:
         out, weights = directory.with_name(f"{directory.resolve().name}-{profile}"), directory / "float/checkpoint.pt"
         say(console, f"{profile} does not compute what was trained. Quantize the float network for it:")
         command = (
@@ -300,30 +293,9 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
             f"{shell_word(out)}{'' if model is None else f' --model {shell_word(model)}'}"
         )
         say(console, (f"  {command}", "bold"), whole=True)
-    not_run = next(iter(networks.values())).not_run
-    if not_run and not any(verified.report.training_differing for verified in networks.values()):
+    if not_run and not differs:
         raise RuntimeError(f"the files were not run: {not_run}")
     return all(verified.report.equal for verified in networks.values())
-
-
-def _print_comparison(console: Console, path: Path, network: str, report: Report) -> None:
-    """Tensor by tensor."""
-    from ..application.report.page import Table, differing
-
-    trained = {row.name: row for row in report.training}
-    header = ("tensor", "operator", "values", "not as simulated", "not as trained")
-    title = f"{network}: {path}, trained for {report.trained_for}, compared with {report.profile}"
-    table = Table(title, header, 2)
-    for position, row in enumerate(report.table()):
-        beside = trained.get(str(row["tensor"])) if position < len(report.operators) else None
-        table.add(
-            str(row["tensor"]),
-            str(row["operator"]),
-            int(row["values"] or 0),
-            differing(int(row["differing"] or 0), int(row["values"] or 0)),
-            None if beside is None else differing(beside.differing, beside.values),
-        )
-    show_table(console, table)
 
 
 @command("Say what is in a quantized file and where devices differ.", "inspect")
@@ -536,17 +508,15 @@ def check(
     return bool(answer)
 
 
-# The third directory and those after it are extra arguments: help on a list of them would name Python's type.
-@command("Compare finished jobs: settings and networks.", takes_more=True)
+@command("Compare finished jobs: settings and networks.")
 def compare(
-    context: typer.Context,
-    first: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished job.")],
-    second: Annotated[Path, typer.Argument(metavar="DIR...", help="One or more jobs to compare it with.")],
+    directory: Directory,
+    others: Annotated[list[Path], typer.Argument(metavar="DIR", help="One or more jobs to compare it with.")],
 ) -> None:
     """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
     job.json, no data or networks."""
     from ..application.report import comparison, luck
 
     console = console_of()
-    show_table(console, comparison.table([first, second, *map(Path, context.args)]))
+    show_table(console, comparison.table([directory, *others]))
     say(console, f"To the first: {luck.NOTE}")

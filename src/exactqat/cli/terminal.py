@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
     from rich.status import Status
     from rich.text import Text
 
@@ -75,17 +75,9 @@ def line_of(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
-def is_terminal(stream: IO[str]) -> bool:
-    """Whether it is a terminal that a person looks at, one whose TERM is usable."""
-    try:
-        return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    except ValueError:
-        return False
-
-
-def _in_terminal(console: Console) -> bool:
-    """Whether what is printed there may be drawn over, and has to be cut to a width."""
-    return console.is_interactive and is_terminal(console.file)
+def in_terminal(console: Console) -> bool:
+    """Whether what is printed there may be drawn over, and has to be cut to a width; whatever is forced on rich."""
+    return console.is_interactive and console.file.isatty()
 
 
 def columns() -> int:
@@ -95,7 +87,7 @@ def columns() -> int:
 def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) -> None:
     """A sentence. On a terminal, lines break between words; elsewhere, and if it is to be copied `whole`, it is one
     line."""
-    console.print(line_of(*parts), soft_wrap=whole or not _in_terminal(console))
+    console.print(line_of(*parts), soft_wrap=whole or not in_terminal(console))
 
 
 def show_table(console: Console, shown: Table) -> None:
@@ -117,7 +109,7 @@ def show_table(console: Console, shown: Table) -> None:
             *(line_of((cell.short or cell.text, colors[cell.tone])) for cell in row), style="bold" if marked else None
         )
     say(console, (shown.caption, "italic"))
-    if not _in_terminal(console) and "COLUMNS" not in os.environ:
+    if not in_terminal(console) and "COLUMNS" not in os.environ:
         needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
         console.width = max(console.width, needed)
     console.print(table)
@@ -167,14 +159,8 @@ def bars_on(console: Console, disable: bool) -> Progress:
         transient=True,
         expand=True,
         speed_estimate_period=3600,
-        disable=disable or not _in_terminal(console),
+        disable=disable or not in_terminal(console),
     )
-
-
-def skip(bars: Progress, task: TaskID, steps: int) -> None:
-    """Advances a bar by steps that take no time now, such as those of an earlier run: the time left is estimated from
-    other steps alone."""
-    bars.reset(task, completed=int(bars.tasks[bars.task_ids.index(task)].completed) + steps)
 
 
 def status_on(console: Console, text: str) -> Status:

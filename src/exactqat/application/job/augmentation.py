@@ -35,18 +35,11 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
     Returns:
         The same shape and dtype, within the limits; zeros where nothing is left.
     """
-    count, _, height, width = images.shape
-    extent = limits[1] - limits[0]
+    count, extent = len(images), limits[1] - limits[0]
 
     def uniform(low: float, high: float) -> Tensor:
         """A number for each image."""
         return torch.empty(count, 1, 1, 1).uniform_(low, high, generator=generator)
-
-    def inside(length: int) -> Tensor:
-        """[n, length]: whether a position is in the square that is erased."""
-        side, place = max(1, length // 4), torch.arange(length)
-        start = torch.randint(0, length - side + 1, (count, 1), generator=generator)
-        return (place >= start) & (place < start + side)
 
     for name in names:
         if name in ("shift", "time-shift"):
@@ -62,7 +55,4 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
         elif name == "noise":
             noise = torch.empty_like(images).uniform_(-extent / 20, extent / 20, generator=generator)
             images = (images + noise).clamp(*limits)
-        elif name == "erase":
-            gone = inside(height)[:, None, :, None] & inside(width)[:, None, None, :]
-            images = images.masked_fill(gone, 0.0)
     return images

@@ -3,7 +3,8 @@
 
 How images become numbers, whatever their source:
 
-- Unsigned integers of 8 and 16 bits are divided by 255 and 65535; all other numbers are used as they are.
+- Unsigned integers of 8 and 16 bits are divided by 255 and 65535; all other numbers are used as they are. Image files
+  have 8 bits.
 - Gray images among colored ones become colored. Transparent pixels become black, in proportion. EXIF rotation is
   applied, palettes are resolved, and only the first frame of an animation is used.
 - `image_size` crops the largest square in the middle of every image and scales it; files of 8 bits keep 8 bits. Without
@@ -95,13 +96,12 @@ def from_arrays(
     pairs: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str = "data", image_size: int | None = None,
     split: str | None = None, where: str = "",
 ) -> Dataset:  # fmt: skip
-    """Arrays by part, or all under "", which are then divided. Images that contain NaN or infinity are skipped.
+    """Arrays by part, or all under "", which are then divided.
 
     Args:
         pairs: x [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4
             channels; y [n], integers or strings.
     """
-    skipped: list[str] = []
     parts: dict[str, Part] = {}
     low, high = 0.0, 0.0
     for part, (x, y) in pairs.items():
@@ -111,20 +111,17 @@ def from_arrays(
         if y.dtype.kind not in "biuU":
             raise ValueError(f"{place}: y must contain integers or strings, got dtype {y.dtype}")
         rows = _channels_last(x, place)
-        finite = np.ones(len(rows), bool)
         for start in range(0, len(rows), AT_ONCE):
-            block = rows[start : start + AT_ONCE]
-            if block.dtype.kind == "f":
-                finite[start : start + AT_ONCE] = np.isfinite(block).all((1, 2, 3))
-                block = block[finite[start : start + AT_ONCE]]
-            scale = scale_of(block.dtype)
+            block, scale = rows[start : start + AT_ONCE], scale_of(rows.dtype)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
+            if not np.isfinite(block.sum(dtype=np.float64)):
+                strange = start + int(np.argmin(np.isfinite(block).all((1, 2, 3))))
+                raise ValueError(f"{place}, example {strange}: contains NaN or infinity; leave it out")
             let_go(rows)
-        skipped += [f"{place}, example {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
-        parts[part] = (Images(rows, np.nonzero(finite)[0], image_size), y[finite])
+        parts[part] = (Images(rows, np.arange(len(rows)), image_size), y)
     # 0..1 if the images keep to it, otherwise their extremes with zero.
     limits = (0.0, 1.0) if low == 0 and high <= 1 else (float(np.float32(low)), float(np.float32(high)))
-    return _dataset(name, parts, limits, skipped, where, split=split)
+    return _dataset(name, parts, limits, where=where, split=split)
 
 
 def from_folder(
@@ -165,15 +162,13 @@ def from_folder(
     parts: dict[str, Part] = {}
     photos: dict[str, list[str]] = {}
     for part, folder in divided.items():
-        for label, held_files in listed[part].items():
+        for label in listed[part]:
             if label not in listed[first]:
                 raise ValueError(f"{folder} holds class '{label}', which {divided[first]} lacks")
             if not counts[part, label]:
                 place = on_one_line(folder / label)
                 why = next((sentence for sentence in reversed(skipped) if sentence.startswith(place)), "it is empty")
-                if held_files:
-                    why = f"none of its {len(held_files)} files can be read as an image, such as {why}"
-                raise ValueError(f"class '{on_one_line(label)}' has no image in {place}: {why}")
+                raise ValueError(f"class '{on_one_line(label)}' has no image that can be read in {place}: {why}")
         numbers = np.array([number for number, file in enumerate(files) if usable[number] and file[0] == part])
         parts[part] = (Images(rows, numbers), np.array([files[number][1] for number in numbers]))
         photos[part] = [on_one_line(files[number][2].removeprefix(f"{path}/")) for number in numbers]
@@ -198,10 +193,8 @@ def _files_below(folder: Path, skipped: list[str]) -> list[str]:
         for file in [os.path.join(place, name) for name in (*names, *folders) if not name.startswith(".")]:
             if os.path.isfile(file):
                 files.append(file)
-            elif os.path.islink(file) and os.path.isdir(file):
-                skipped.append(f"{on_one_line(file)}: a link to a folder, which is not followed below a class")
-            elif not os.path.isdir(file):
-                skipped.append(f"{on_one_line(file)}: not a readable file")
+            elif os.path.islink(file) or not os.path.isdir(file):
+                skipped.append(f"{on_one_line(file)}: not a readable file, or a link to a folder below a class")
     return sorted(files, key=lambda name: name.split("/"))
 
 
@@ -213,7 +206,7 @@ def _read_files(
     checked = np.arange(len(names)) if every else np.linspace(0, len(names) - 1, SAMPLE).astype(int)
     usable, failed = np.ones(len(names), bool), dict[int, str]()
     sizes: dict[tuple[int, int], str] = {}
-    channels, bits = 1, 8
+    channels = 1
     for done, number in enumerate(checked.tolist()):
         if done % AT_ONCE == 0:
             tell(done, 2 * len(checked))  # first all headers, then all images
@@ -222,14 +215,13 @@ def _read_files(
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
                 sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(names[number]))
                 channels = max(channels, 1 if image.mode[0] in "1LIF" else 3)
-                bits = 16 if image.mode.startswith("I") else bits
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
             failed[number] = first_line(error)
     if image_size is None and len(sizes) > 1:
         two = " and ".join(f"{name} has {width}x{height} pixels" for (width, height), name in list(sizes.items())[:2])
         raise ValueError(f"images differ in size ({two}); set image_size (--image-size) to scale them all")
     width, height = (image_size, image_size) if image_size is not None else next(iter(sizes), (1, 1))
-    rows = Files(names, (height, width, channels), np.dtype(f"uint{bits}"), image_size)
+    rows = Files(names, (height, width, channels), image_size)
     left = np.setdiff1d(checked, list(failed)).astype(int)
     for start in range(0, len(left), AT_ONCE):
         failed |= rows.read(left[start : start + AT_ONCE])

@@ -70,7 +70,7 @@ def check_writable(path: Path, is_folder: bool = False) -> None:
     try:
         tempfile.TemporaryFile(dir=above).close()
     except OSError as error:
-        why = f"there is no folder {above}" if isinstance(error, FileNotFoundError) else f"{error.strerror} in {above}"
+        why = f"{error.strerror} in {above}" if above.exists() else f"there is no folder {above}"
         raise OSError(f"{path} cannot be written: {why}") from error
 
 

@@ -2,7 +2,7 @@
 """Images that stay on disk: arrays and files are read when they are asked for, so memory does not grow with the data.
 
 Image files are decoded once, by threads, into a temporary file (in `EXACTQAT_CACHE`, or the system's folder for
-temporary files), from which every later epoch reads. They keep the bits they came with: 8, or 16.
+temporary files), from which every later epoch reads, in 8 bits.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def let_go(rows: object) -> None:
 
 
 def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
-    """A Pillow image as [height, width] or [height, width, 3], uint8 or uint16.
+    """A Pillow image as [height, width] or [height, width, 3], uint8.
 
     EXIF rotation is applied, palettes are resolved, transparent pixels become black, in proportion.
 
@@ -119,25 +119,14 @@ def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
     """
     image = ImageOps.exif_transpose(image)
     mode = image.mode
-    if mode == "F":
-        raise ValueError("its pixels are floating-point numbers without a known range; use an .npz file for such data")
-    if mode.startswith("I"):
-        values = np.asarray(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise ValueError("its pixels have more than 16 bits")
-        wide = Image.fromarray(values.astype(np.float32))
-        return np.rint(np.asarray(_scaled(wide, size))).astype(np.uint16)
+    if mode[0] in "FI":
+        raise ValueError("its pixels have more than 8 bits, without a known range; use an .npz file for such data")
     gray = "L" if mode in ("1", "L", "LA", "La") else "RGB"
     if mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.composite(image.convert(gray), Image.new(gray, image.size), image.getchannel("A"))
-    return np.asarray(_scaled(image.convert(gray), size))
-
-
-def _scaled(image: Image.Image, size: int | None) -> Image.Image:
-    if size is None or image.size == (size, size):
-        return image
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    image = image.convert(gray)
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR) if size else image)
 
 
 class Files:
@@ -145,14 +134,14 @@ class Files:
 
     Args:
         paths: of the files; size: see `pixels`.
-        shape: height, width and channels; dtype: uint8 or uint16.
+        shape: height, width and channels.
     """
 
-    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: np.dtype, size: int | None) -> None:
+    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], size: int | None) -> None:
         self.paths, self._size = paths, size
         self.shape: tuple[int, ...] = (len(paths), *shape)
         folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
-        held, free = math.prod(self.shape) * dtype.itemsize, shutil.disk_usage(folder).free
+        held, free = math.prod(self.shape), shutil.disk_usage(folder).free
         if held > free:
             raise ValueError(
                 f"{len(paths):,} images take {held / 2**30:,.1f} GiB in {folder}, which has {free / 2**30:,.1f} GiB "
@@ -160,7 +149,7 @@ class Files:
             )
         with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so it ends with the process
             file.truncate(max(held, 1))
-            self.pixels: np.ndarray = np.memmap(file, dtype, "r+", shape=self.shape)
+            self.pixels: np.ndarray = np.memmap(file, np.uint8, "r+", shape=self.shape)
         self.ready = np.zeros(len(paths), bool)
         self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
         self._lock = threading.Lock()
@@ -175,10 +164,8 @@ class Files:
         if decoded.shape[:2] != self.shape[1:3]:
             height, width = decoded.shape[:2]
             return f"it has {width}x{height} pixels and others {self.shape[2]}x{self.shape[1]}"
-        if decoded.ndim > 2 and self.shape[3] == 1 or decoded.itemsize > self.pixels.itemsize:
-            return "it has colors or 16 bits, and others have not"
-        if decoded.itemsize < self.pixels.itemsize:
-            decoded = decoded.astype(np.uint16) * 257
+        if decoded.ndim > 2 and self.shape[3] == 1:
+            return "it has colors, and others have not"
         self.pixels[number] = decoded[:, :, None] if decoded.ndim == 2 else decoded
         self.ready[number] = True
         return ""

@@ -39,12 +39,6 @@ SEARCH_IMAGES, SEARCH_BUDGET = 1024, 200
 ELSEWHERE_IMAGES = 512
 # By how many standard deviations an accuracy has to exceed that of a guess to count: one guess in a hundred does.
 BEYOND_LUCK = 2.33
-# With few images, for which chance reaches further above the most frequent class, anything above that may be learned.
-TELLING = 0.1
-
-
-class NothingLearned(ValueError):
-    """The float network is no better than guessing, so there is nothing for quantization to preserve."""
 
 
 def make_rules(
@@ -110,13 +104,6 @@ def chance(part: Split) -> dict[str, float]:
     return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
 
 
-def better_than_guessing(part: Split, accuracy: float) -> bool:
-    """Whether an accuracy shows that something was learned, or there are too few images to tell."""
-    share, needed = chance(part).values()
-    few = needed - share > TELLING
-    return needed >= 1 or accuracy > (share if few else needed)
-
-
 def total_steps(settings: Settings, dataset: Dataset) -> int:
     """Training steps of the whole job, for the time left."""
     trainings = sum(method.trained for method in settings.methods)
@@ -164,10 +151,7 @@ def run(
         def begin() -> bool:
             if restart and (out / "job.json").exists():
                 progress.say(f"The previous job in {out} is now in {files.move_aside(out)}")
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise files.cannot_write(out / "job.json", error) from error
+            out.mkdir(parents=True, exist_ok=True)
             hold.enter_context(files.locked(out))
             return start(settings, dataset, resume, fit)
 
@@ -223,11 +207,12 @@ class Job:
         def check_learned() -> None:
             # If a run continued past this before, it has answered the question.
             before = [path for path in (settings.out / "training").glob("*.pt") if path.name != "float.pt"]
-            if not before and not better_than_guessing(part, accuracy):
-                raise NothingLearned(
+            share, needed = chance(part).values()
+            if not before and accuracy <= share and needed < 1:
+                raise ValueError(
                     f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation {noun}s are "
-                    f"right, and always naming the most frequent class gives {chance(part)['accuracy']:.1%}. "
-                    f"{to_try(noun)}. Continue this job as it is with --resume --keep-going"
+                    f"right, and always naming the most frequent class gives {share:.1%}. {to_try(noun)}. Continue "
+                    "this job as it is with --resume --keep-going"
                 )
 
         if not keep_going:
@@ -304,13 +289,13 @@ class Job:
         title = f"{precision.upper()} {method.title}"
         # In each process over all images: the ranges are then the same bits everywhere.
         qat.calibrate(model, train.images.split(CALIBRATION_BATCH))
-        training.check_ranges(model, f"{title}, after calibration")
+        if failure := training.collapsed(model):
+            raise training.TrainingFailed(f"{title}, after calibration: {failure}")
         if method.trained:
             epochs, usual = settings.epochs_of(bits), training.QAT_RATE if min(bits) < 8 else training.FINE_TUNING_RATE
             rate = training.rate_of(settings, settings.lr_qat, usual)
             groups = qat.parameter_groups(model, rate, settings.lr_ranges or training.RANGE_RATE)
-            share, temperature = settings.distilled
-            teacher = qat.Distillation(float_model, temperature) if share else None
+            teacher = qat.Distillation(float_model) if settings.distill else None
             # In float32, the numbers of the device.
             manner = replace(self.manner, settings=replace(settings, mixed_precision=False), teacher=teacher)
             freeze_at = epochs - max(1, round(epochs * training.FROZEN_SHARE))

@@ -87,22 +87,13 @@ def export_directory(
     out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str | None = None,
     receipts: bool = False, firmware: str | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data, but
-    for receipts.
-
-    model.tflite always, model.onnx if the package onnx is installed.
+    """Rewrites the files of every delivered network from its checkpoint, and returns their paths: model.tflite, and
+    model.onnx if the package onnx is installed. Needs no data, but for receipts.
 
     Args:
         model: see `restore`.
-        headers: also write a C header, with the same name as its identifiers' prefix.
-        name: the prefix of these names; by default the directory's name and the precision, so that networks of several
-            jobs can be part of one program. If a job has several networks, each gets its precision after it.
-        device: whose answers to one example the header holds, by default TFLite-Micro's; whose codes the receipt
-            digests, by default those of the device that the network was trained for.
-        receipts: also write receipt.json and a C header of the digests, from the first test images; see
-            `deploy.receipt`.
-        firmware: also write a component for this build system, a folder named like the header; see
-            `deploy.write_firmware`.
+        headers, name, device, receipts, firmware: the options --c-array, --name, --device, --receipt and --firmware of
+            `exactqat export`, which says what they are.
     """
     contents: dict[Path, bytes] = {}
     folders = delivered(out, "checkpoint.pt")

@@ -35,8 +35,7 @@ FINE_TUNING_SHARE = 1 / 4
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine", "step", "warm-up")
 # The augmentations of training images, applied in this order each time they are drawn.
-AUGMENTATIONS = ("shift", "time-shift", "flip", "brightness", "contrast", "noise", "erase")
-TEMPERATURE = 4.0
+AUGMENTATIONS = ("shift", "time-shift", "flip", "brightness", "contrast", "noise")
 
 
 @dataclass(frozen=True)
@@ -100,15 +99,17 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[object], int]:
     return check
 
 
-def rate(value: object) -> float:
-    """A learning rate."""
-    try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        refuse("a number", value)
-    return number if 0 < number <= 100 else refuse("above 0 and at most 100", value)
+def real(high: float) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        try:
+            number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            refuse("a number", value)
+        return number if 0 < number <= high else refuse(f"above 0 and at most {high:g}", value)
+
+    return check
 
 
 def widths(value: object) -> tuple[int, ...]:
@@ -148,22 +149,6 @@ def split(value: object) -> str:
     return "/".join(map(str, parts[:3])) + f":{parts[3]}"
 
 
-def distillation(value: object) -> str:
-    """The share of the float network's answers in the loss, and a temperature, as "0.5:4"."""
-    share, _, temperature = str(value).partition(":")
-    try:
-        parts = rate(share), rate(temperature or TEMPERATURE)
-    except ValueError:
-        parts = math.inf, math.inf
-    if isinstance(value, bool) or parts[0] > 1:
-        refuse(
-            "a share above 0 and at most 1, and if you like a temperature above 0 and at most 100 after a colon, as in "
-            "0.5:4",
-            value,
-        )
-    return ":".join(f"{part:g}" for part in parts)
-
-
 def rules(value: object) -> str:
     """Rules for the bits of layers in one line, separated by semicolons."""
     from ...kit.planning.rule_text import parse_rules, rules_text
@@ -194,19 +179,16 @@ def device_named(name: object) -> str:
         try:
             name = profile_named(name).name
         except OSError as error:
-            raise ValueError(f"--device {name} cannot be read: {error.strerror}") from error
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from error
     if name in that_run(".tflite"):
         return name
-    advice = ""
-    if with_alias(name):
-        names = " or ".join(profile.name for profile in with_alias(name))
-        advice = f"; it rounds differently on different processors: use {names}"
-    elif formerly(name):
-        advice = f"; it is now called {formerly(name)}"
+    advice = f"; it is now called {formerly(name)}" if formerly(name) else ""
+    if alike := [profile.name for profile in with_alias(name)]:
+        advice = f"; it rounds differently on different processors: use {' or '.join(alike)}"
     elif re.fullmatch(r"cpu|cuda(:\d+)?", name):
         advice = f"; to choose where networks train, use --accelerator {name}"
     known = dict.fromkeys((*that_run(".tflite"), *PACKAGED))
-    raise ValueError(f"--device must be one of {', '.join(known)}, or a device's file, got {name!r}{advice}")
+    raise ValueError(f"must be one of {', '.join(known)}, or a device's file, got {name!r}{advice}")
 
 
 def setting(group: str, default: Any, check: Callable[[object], object], metavar: str = "", *names: str) -> Any:
@@ -251,7 +233,7 @@ class Settings:
             W3A4. What it says of ranges counts too; where it says nothing, they are each method's.
         image_size: Height and width to which images are scaled, in pixels.
         augment: How training images are changed at random each time they are drawn: none, or some of shift,
-            time-shift, flip, brightness, contrast, noise, erase.
+            time-shift, flip, brightness, contrast, noise.
         class_weights: balanced: rare classes count more in the loss, so that all count the same.
         batch_size: Images per training step, over all processes.
         epochs_float: Epochs of float training; with 0, the network is that of --weights.
@@ -268,7 +250,7 @@ class Settings:
         lr_ranges: Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.
         schedule: constant, cosine, step, warm-up: how learning rates change over a training.
         distill: Quantization-aware training also learns the float network's answers: their share of the loss, above 0
-            and at most 1, and a temperature, by default 4.
+            and at most 1.
         device: Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with
             XNNPACK), reference (LiteRT's reference kernels), micro (TFLite-Micro), tosa (TOSA's
             reference model), or a device's file DEVICE.json.
@@ -295,11 +277,11 @@ class Settings:
     early_stopping: int | None = _TRAINING(None, whole(1), "EPOCHS")
     mixed_precision: bool = _TRAINING(False, switch)
     optimizer: str = _RATES("adam", one_of(OPTIMIZERS))
-    lr: float | None = _RATES(None, rate, "RATE")
-    lr_qat: float | None = _RATES(None, rate, "RATE")
-    lr_ranges: float | None = _RATES(None, rate, "RATE")
+    lr: float | None = _RATES(None, real(100), "RATE")
+    lr_qat: float | None = _RATES(None, real(100), "RATE")
+    lr_ranges: float | None = _RATES(None, real(100), "RATE")
     schedule: str = _RATES("cosine", one_of(SCHEDULES))
-    distill: str | None = _RATES(None, distillation, "SHARE[:TEMPERATURE]")
+    distill: float | None = _RATES(None, real(1), "SHARE")
     device: str = _DEVICE("xnnpack-x86", device_named)
     ptq: bool = _DEVICE(False, switch)
     seed: int = _TRAINING(0, whole(0, 2**63 - 1), "INTEGER")
@@ -312,8 +294,7 @@ class Settings:
             try:
                 object.__setattr__(self, entry.name, entry.metadata["check"](value))
             except ValueError as error:
-                named = str(error) if entry.name == "device" and str(error)[:2] == "--" else f"{entry.name} {error}"
-                raise ValueError(named) from error
+                raise ValueError(f"{entry.name} {error}") from error
         ways = [name for name in ("rules", "bits", "weight_bits", "activation_bits") if getattr(self, name) is not None]
         if len(ways) > 1 and ways != ["weight_bits", "activation_bits"]:
             raise ValueError(f"{ways[0]} cannot be combined with {ways[1]}: both say the bits")
@@ -348,12 +329,6 @@ class Settings:
     def epochs_of(self, bits: tuple[int, int]) -> int:
         """Epochs of quantization-aware training; a quarter with eight bits, which only fine-tunes."""
         return max(1, round(self.epochs_qat * (FINE_TUNING_SHARE if min(bits) >= 8 else 1)))
-
-    @property
-    def distilled(self) -> tuple[float, float]:
-        """The float network's share of the loss, 0 without `distill`, and the temperature."""
-        share, temperature = (self.distill or f"0:{TEMPERATURE}").split(":")
-        return float(share), float(temperature)
 
     @property
     def methods(self) -> tuple[Method, ...]:

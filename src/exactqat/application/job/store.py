@@ -153,19 +153,14 @@ class Logs:
     """
 
     def __init__(self, out: Path, processes: int = 1, records: bool = True) -> None:
-        self._folder, self._processes, self._started = out / "training", processes, time.perf_counter()
-        self._path = self._folder / "elapsed.json"
-        self.records, self._before, self.runs, self.processes_before = records, 0.0, int(records), None
+        self.records, self._processes, self._started = records, processes, time.perf_counter()
+        self._path = out / "training" / "elapsed.json"
+        before: Record = {"seconds": 0.0, "runs": 0, "processes": None}
         if self._path.exists():
             kinds = {"seconds": NUMBER, "runs": WHOLE, "processes": WHOLE}
-            before = check_fields(files.read_json(self._path), self._path, kinds)
-            self._before, self.processes_before = float(before["seconds"]), before["processes"]
-            self.runs += before["runs"]
-
-    @property
-    def total(self) -> float:
-        """Seconds that the job has taken so far, over all its runs."""
-        return self._before + (time.perf_counter() - self._started if self.records else 0.0)
+            before = dict(check_fields(files.read_json(self._path), self._path, kinds))
+        self._before, self.processes_before = before["seconds"], before["processes"]
+        self.runs = before["runs"] + records
 
     def epoch(self, name: str, history: History) -> None:
         """Records a training so far; name: of its file below training/."""
@@ -176,13 +171,14 @@ class Logs:
         writer.writerow(["epoch", *CURVES, "frozen"])
         for epoch, row in enumerate(zip(*(getattr(history, curve) for curve in CURVES), strict=True), 1):
             writer.writerow([epoch, *row, int(history.frozen_from is not None and epoch > history.frozen_from)])
-        files.write_atomically(self._folder / f"{name}.csv", text.getvalue().encode())
+        files.write_atomically(self._path.with_name(f"{name}.csv"), text.getvalue().encode())
         self.close()
 
     def close(self) -> float:
-        """At the end of the job, and after every epoch; returns the seconds that it has taken."""
-        seconds = round(self.total, 2)
-        if self.records:
-            content = {"seconds": seconds, "runs": self.runs, "processes": self._processes}
-            files.write_atomically(self._path, (json.dumps(content) + "\n").encode())
+        """At the end of the job, and after every epoch; returns the seconds that it has taken, over all its runs."""
+        if not self.records:
+            return self._before
+        seconds = round(self._before + time.perf_counter() - self._started, 2)
+        content = {"seconds": seconds, "runs": self.runs, "processes": self._processes}
+        files.write_atomically(self._path, (json.dumps(content) + "\n").encode())
         return seconds

@@ -43,12 +43,9 @@ MOMENTS = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",
 MOMENTS["adamw"] = MOMENTS["adam"]
 
 
-class TrainingDiverged(RuntimeError):
-    """The loss is NaN or infinite. The message says where, and which checkpoint is still good."""
-
-
-class RangeCollapsed(RuntimeError):
-    """A quantization range has collapsed, so the network's answer is the same for all images."""
+class TrainingFailed(RuntimeError):
+    """The loss is NaN or infinite, or a range has collapsed, so that the network's answer is the same for all images.
+    The message says where, and which checkpoint is still good."""
 
 
 def accelerator_named(name: str) -> torch.device:
@@ -131,7 +128,7 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
         losses = losses * manner.class_weights.to(outputs.device)[labels]
     if manner.teacher is None:
         return losses.sum()
-    share, _ = manner.settings.distilled
+    share = manner.settings.distill or 0.0
     return (1 - share) * losses.sum() + share * manner.teacher(outputs, images, "sum")
 
 
@@ -173,23 +170,15 @@ def accuracy_and_loss(
     return right / len(split), loss / len(split)
 
 
-def check_ranges(model: nn.Module, when: str) -> None:
-    """Refuses a prepared network with a range of zero width; other networks have no ranges.
-
-    Raises:
-        RangeCollapsed: names the layer, its range, and `when` it was.
-    """
-    if not isinstance(model, qat.PreparedModel):
-        return
-    for path, layer in model.layers():
+def collapsed(model: nn.Module) -> str:
+    """A sentence on a prepared network's first range of zero width, which names its layer; empty: there is none."""
+    for path, layer in model.layers() if isinstance(model, qat.PreparedModel) else ():
         low, high = (end.item() for end in layer.output_quantizer.held()[:2])
         if not high - low >= SMALLEST_WIDTH:
-            raise RangeCollapsed(
-                f"{when}: the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; "
-                "all its values are zero or NaN"
-            )
+            return f"the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; all its values are zero or NaN"
         if isinstance(layer, WeightedStep) and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any():
-            raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
+            return f"the range of the weights of '{path}' collapsed to zero for all channels"
+    return ""
 
 
 def train(
@@ -216,8 +205,7 @@ def train(
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
 
     Raises:
-        TrainingDiverged: the loss became NaN or infinite.
-        RangeCollapsed: a quantization range lost its width.
+        TrainingFailed: the loss became NaN or infinite, or a quantization range lost its width.
         ValueError: `state_path` is damaged or belongs to another training.
     """
     progress, settings = progress or Progress(), manner.settings
@@ -275,18 +263,15 @@ def train(
                 loss = summed * (processes.count / len(labels))
                 losses.append(processes.sums([summed.item()])[0] / len(labels))
                 if not math.isfinite(losses[-1]):
-                    raise TrainingDiverged(f"{when}: the loss became {losses[-1]}; {kept}")
+                    raise TrainingFailed(f"{when}: the loss became {losses[-1]}; {kept}")
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 progress.advance(1)
             validation_accuracy, validation_loss = accuracy_and_loss(model, validation, manner, processes)
-            if not math.isfinite(validation_loss):
-                raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept}")
-            try:
-                check_ranges(model, when)
-            except RangeCollapsed as error:
-                raise RangeCollapsed(f"{error}; {kept}") from None
+            finite = math.isfinite(validation_loss)
+            if failure := collapsed(model) if finite else f"the validation loss became {validation_loss}":
+                raise TrainingFailed(f"{when}: {failure}; {kept}")
             history.loss.append(sum(losses) / len(losses))
             history.validation_accuracy.append(validation_accuracy)
             history.validation_loss.append(validation_loss)

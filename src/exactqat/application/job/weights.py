@@ -55,7 +55,6 @@ def put(model: nn.Module, path: Path) -> Fit:
     for name in [name for name in own if name in tensors]:
         entry, expected = tensors[name], own[name]
         same_kind = entry.is_floating_point() == expected.is_floating_point()
-        same_kind &= (entry.dtype == torch.bool) == (expected.dtype == torch.bool)
         if entry.dtype not in DTYPES or entry.shape != expected.shape or not same_kind:
             other_shapes.append(f"{name} ({_what(expected)} in the network, {_what(entry)} in the file)")
             continue

@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from ...kit.display import shortened
 from ..job.results import Outcome, Results
 from . import findings
-from .page import DARK, INK, LINE, NOTE, escape
+from .page import DARK, INK, LINE, NOTE
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(

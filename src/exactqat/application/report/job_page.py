@@ -60,13 +60,14 @@ def result_table(results: Results) -> Table:
     table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, None, None, None)
     for outcome in results.outcomes:
         report, pair = outcome.report, findings.beside_float(results, outcome)
+        luck = f"{'may be' if pair.may_be_luck else 'not'} chance: {pair.in_short()}"
         delivered = outcome is results.chosen(outcome.precision)
         method = outcome.method.title + (" ★" if delivered else "")
         table.add(
             Cell(outcome.precision.upper(), f"{outcome.file_bytes:,} bytes"),
             Cell(method, short=method.replace(" ranges", "")),
             Cell(f"{outcome.device_accuracy:.1%}", f"in PyTorch {outcome.test_accuracy:.2%}"),
-            Cell(pair.points(), pair.verdict(), short=pair.in_short()),
+            Cell(pair.points(), luck, short=pair.in_short()),
             differing(report.differing, report.values),
             differing(report.training_differing, report.training_values),
             marked=delivered,

@@ -26,11 +26,9 @@ class Paired:
     """Two networks on the same images.
 
     Attributes:
-        images: how many there are.
-        gained, lost: images that the network gets right and the other does not, and vice versa.
+        images: how many there are; gained, lost: of those, how many only the network gets right, or only the other.
         difference: of the accuracies.
-        low, high: differences that McNemar's exact test does not reject, given on how many images the networks
-            disagree: the 95 % interval.
+        low, high: its 95 % interval: what McNemar's exact test does not reject, given how often the networks disagree.
         p: probability that equally good networks differ this much or more.
     """
 
@@ -49,23 +47,12 @@ class Paired:
 
     def points(self) -> str:
         """The difference in percentage points, and its interval."""
-        if not self.gained + self.lost:
-            return "0.0"
         points = (round(100 * share, 1) + 0.0 for share in (self.difference, self.low, self.high))
         return "{:+.1f} ({:+.1f} to {:+.1f})".format(*points)
 
-    def verdict(self) -> str:
-        """Whether it may be chance, in a few words for a table."""
-        luck = "may be chance" if self.may_be_luck else "not chance"
-        return f"{luck}, {self.probability()}" if self.gained + self.lost else "none"
-
     def in_short(self) -> str:
         """The difference in percentage points, and p."""
-        return f"{round(100 * self.difference, 1) + 0.0:+.1f}, {self.probability()}"
-
-    def probability(self) -> str:
-        """p as written next to a figure."""
-        return "p<0.001" if self.p < 0.001 else f"p {self.p:.2g}"
+        return f"{round(100 * self.difference, 1) + 0.0:+.1f}, {'p<0.001' if self.p < 0.001 else f'p {self.p:.2g}'}"
 
 
 def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray) -> Paired:

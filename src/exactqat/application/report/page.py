@@ -5,7 +5,6 @@ reader's preference, from a phone's screen up. Names from others are escaped."""
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,11 +33,6 @@ DARK = {
 }
 INK, NOTE, LINE, BACKGROUND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:9]
 TICK, CROSS = "✓", "✗"
-
-
-def escape(text: object) -> str:
-    """Names chosen by others, as text of the page and of its attributes."""
-    return html.escape(printable(text))
 
 
 @dataclass(frozen=True)
