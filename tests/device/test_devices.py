@@ -264,9 +264,7 @@ def test_devices_by_name() -> None:
 
     for name in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
         assert settings.device_named(name) == name
-    with pytest.raises(
-        ValueError, match="^must be one of xnnpack-x86, .*, tosa, or a device's file, got 'toaster'$"
-    ):
+    with pytest.raises(ValueError, match="^must be one of xnnpack-x86, .*, tosa, or a device's file, got 'toaster'$"):
         settings.device_named("toaster")
 
 

@@ -20,6 +20,9 @@ from .train.torch.prepared import PreparedModel
 from .train.torch.tree import Kept
 
 
+__all__ = ["synchronized"]
+
+
 def __dir__() -> list[str]:
     return __all__
 
