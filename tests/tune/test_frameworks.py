@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat import qat, tune
+from exactqat import deploy, qat, tune
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(0, 1, (128, 6)).astype(np.float32)
@@ -56,8 +56,19 @@ def test_jax_finds_what_pytorch_finds() -> None:
     for one, other in zip(lowered.tensors.values(), searched.graph.tensors.values(), strict=True):
         assert one.quantization.equals(other.quantization)
         assert one.data is other.data is None or np.array_equal(one.data, other.data)
+    learning = qat.prepare(
+        apply, INPUTS[:2], [qat.Rule(weight_bits=4, ranges="learned")],
+        variables={"first": WEIGHTS[0], "last": WEIGHTS[1]},
+    )  # fmt: skip
+    started = searched.apply((learning, *learning.calibrate(*learning.init(), [INPUTS])))
+    require_same_codes(learning.lower(*learning.freeze(*started)), searched.graph)
     params, state = prepared.freeze(params, state)
     assert numbers(tune.sensitivity(prepared.trained(params, state), (INPUTS, CLASSES))) == rows
+
+
+def require_same_codes(graph: deploy.Graph, other: deploy.Graph) -> None:
+    for one, same in zip(graph.tensors.values(), other.tensors.values(), strict=True):
+        assert one.data is same.data is None or np.array_equal(one.data, same.data)
 
 
 def alike(rows: list[list[float | None]], expected: list[list[float | None]]) -> None:
@@ -81,9 +92,14 @@ qat.calibrate(prepared, [inputs])
 found = tune.sensitivity(prepared, (inputs, classes))
 searched = tune.search(prepared, (inputs, classes), budget=40)
 assert searched.after.decibels > searched.before.decibels
-searched.apply(prepared)
-qat.freeze(prepared)
-lowered = deploy.lower(prepared)
+learning = qat.prepare(model, rules=[qat.Rule(ranges="learned")])
+qat.calibrate(learning, [inputs])
+for network in (prepared, learning):
+    searched.apply(network)
+    qat.freeze(network)
+lowered, learned = deploy.lower(prepared), deploy.lower(learning)
+for one, other in zip(learned.tensors.values(), searched.graph.tensors.values(), strict=True):
+    assert one.data is other.data is None or np.array_equal(one.data, other.data)
 for one, other in zip(lowered.tensors.values(), searched.graph.tensors.values(), strict=True):
     assert one.quantization.equals(other.quantization)
     assert one.data is other.data is None or np.array_equal(one.data, other.data)

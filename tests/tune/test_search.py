@@ -132,6 +132,15 @@ def test_the_model_takes_over_what_was_found() -> None:
         search.apply(prepared)
 
 
+def test_a_network_that_learns_ranges_starts_from_what_was_found() -> None:
+    search = tune.search(calibrated(unequal(), weight_bits=4), examples(512, 5))
+    assert "equalization" in {trial.name for trial in search.trials if trial.kept}
+    learning = calibrated(unequal(), weight_bits=4, ranges="learned")
+    search.apply(learning)
+    qat.freeze(learning)
+    same_graph(deploy.lower(learning), search.graph)
+
+
 def test_methods_have_names() -> None:
     prepared, said = calibrated(unequal(), weight_bits=4), []
     search = tune.search(

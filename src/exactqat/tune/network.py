@@ -18,13 +18,13 @@ from ..kit.device import DEFAULT_PROFILE
 from ..kit.planning.fitting import RangesMovedWarning
 from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep
 from ..qat.train.core import primitives_numpy
-from ..qat.train.core.arrays import Arrays
+from ..qat.train.core.arrays import ENDS, Arrays, weights_of
 from ..qat.train.core.engine import Functional
 from ..qat.train.core.freezing import settled
 from ..qat.train.core.integers import all_numbers, nudged_grids, numbers_of
 from ..qat.train.core.state import State, in_numpy
 from ..qat.train.core.trained import TrainedNetwork
-from ..qat.train.core.weights import per_channel
+from ..qat.train.core.weights import extremes, per_channel
 
 # Steps of a finely quantized weight in one of its int8 steps.
 FINE_STEPS = 254
@@ -281,12 +281,24 @@ class Candidate:
         Raises:
             ValueError: the model is frozen, or they cannot be expressed in its own parameters.
         """
-        tensors, ranges = self.changed_from(Candidate.of(network)), self.settled().ranges
+        before = Candidate.of(network)
+        numbers = self.changed_from(before), dict(self.settled().ranges), self._started_again(before)
         if isinstance(network, tuple):
             prepared, params, state = network
-            return prepared.take_over(params, state, tensors, dict(ranges))
-        network.take_over(tensors, dict(ranges))
+            return prepared.take_over(params, state, *numbers)
+        network.take_over(*numbers)
         return network
+
+    def _started_again(self, before: Candidate) -> dict[str, dict[str, np.ndarray]]:
+        """Learned ranges of weights that the candidate itself did not learn: those that its integers have."""
+        run, learned = self.run(), dict[str, dict[str, np.ndarray]]()
+        for step in before.plan.steps:
+            weights, name = step.weights, weights_of(step.path)
+            if weights is not None and name in before.learned and name not in self.learned:
+                moved = np.moveaxis(np.asarray(run.stored_weight(weights)), weights.channel_axis, -1)
+                ends = dict(zip(ENDS, extremes(primitives_numpy, weights.rule, moved), strict=True))
+                learned[name] = {end: np.asarray(ends[end], np.float32) for end in before.learned[name]}
+        return learned
 
     def may_change(self, name: str) -> bool:
         """Whether a tensor is one of the user's, or one of them with its elements moved or times a power of two."""

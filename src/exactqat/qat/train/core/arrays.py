@@ -59,8 +59,10 @@ class Arrays:
         trees = (self.learned, self.ranges)
         return [*self.tensors.values(), *(array for tree in trees for ends in tree.values() for array in ends.values())]
 
-    def taking_over(self, tensors: Mapping[str, Array], ranges: Mapping[str, tuple[Array, Array]]) -> Arrays:
-        """With other tensors, by name, and other ranges of grids.
+    def taking_over(
+        self, tensors: Mapping[str, Array], ranges: Mapping[str, tuple[Array, Array]], learned: Tree
+    ) -> Arrays:
+        """With other tensors, by name, other ranges of grids, and other learned ranges of weights.
 
         Raises:
             ValueError: there is no such tensor.
@@ -68,7 +70,7 @@ class Arrays:
         unknown = [name for name in tensors if name not in self.tensors]
         if unknown:
             raise ValueError(f"the network has no array {unknown[0]!r}")
-        arrays = Arrays({**self.tensors, **tensors}, self.learned, self.ranges).map(lambda array: array)
+        arrays = Arrays({**self.tensors, **tensors}, {**self.learned, **learned}, self.ranges).map(lambda array: array)
         for name, ends in ranges.items():
             for end, value in zip(ENDS, ends, strict=True):
                 arrays.holder(name, end)[end] = value

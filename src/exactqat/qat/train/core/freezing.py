@@ -106,7 +106,7 @@ def settled(functional: TrainingPlan, arrays: Arrays) -> Arrays:
 
     Warns (`RangesMovedWarning`) of the latter, and of values too small for any range.
     """
-    plan, after = functional.plan, arrays.taking_over({}, {})
+    plan, after = functional.plan, arrays.taking_over({}, {}, {})
 
     def move(name: str, ends: tuple[float, float]) -> None:
         for end, value in zip(ENDS, ends, strict=True):

@@ -65,7 +65,7 @@ class TrainingPlan:
     def forgotten(self, arrays: Arrays) -> Arrays:
         """The arrays, in NumPy where they change, with ranges that have seen nothing; fixed ones stay."""
         grids = [name for name, grid in self.grids.items() if grid.rule.ranges != "fixed"]
-        after = arrays.taking_over({}, dict.fromkeys(grids, (np.float32(0), np.float32(0))))
+        after = arrays.taking_over({}, dict.fromkeys(grids, (np.float32(0), np.float32(0))), {})
         for name in grids:
             after.ranges[name]["batches"] = np.int32(0)
         return after

@@ -209,15 +209,17 @@ class Prepared:
         state: State,
         tensors: Mapping[str, np.ndarray],
         ranges: Mapping[str, tuple[float, float]],
+        learned: Mapping[str, dict[str, np.ndarray]],
     ) -> tuple[Params, State]:
-        """Parameters and state with other arrays, by the user's names, and other ranges of grids, by the grids' names.
+        """Parameters and state with other arrays, by the user's names, other ranges of grids, by the grids' names, and
+        other learned ranges of weights, as `Arrays.learned` has them.
 
         Raises:
             ValueError: the state is frozen, or there is no such array.
         """
         if _checked_state(state).frozen:
             raise ValueError("a frozen network takes over no ranges: do it before freeze")
-        arrays = self._arrays(params, state).taking_over(tensors, ranges).map(jnp.asarray)
+        arrays = self._arrays(params, state).taking_over(tensors, ranges, dict(learned)).map(jnp.asarray)
         params, state = self._trees(params, state, arrays)
         variables = {name: arrays.tensors[name] for name in state.variables}
         return {**params, "model": self._model.tree(arrays.tensors)}, replace(state, variables=variables)

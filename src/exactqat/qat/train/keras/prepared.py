@@ -431,8 +431,14 @@ class PreparedModel(keras.Model):
 
         return TrainedNetwork(self._held.functional, self._in_numpy(), self.frozen, computed)
 
-    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Takes over variables, by the user's names, and the ranges of grids, by the grids' names.
+    def take_over(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        ranges: Mapping[str, tuple[float, float]],
+        learned: Mapping[str, dict[str, np.ndarray]],
+    ) -> None:
+        """Takes over variables, by the user's names, the ranges of grids, by the grids' names, and learned ranges of
+        weights, as `Arrays.learned` has them.
 
         Raises:
             ValueError: the model is frozen, or it has no such variable.
@@ -440,7 +446,7 @@ class PreparedModel(keras.Model):
         if self.frozen:
             raise ValueError("a frozen model takes over no ranges: do it before freeze")
         before = self._arrays()
-        self._assign(before.taking_over(tensors, ranges), before)
+        self._assign(before.taking_over(tensors, ranges, dict(learned)), before)
 
     def numbers(self) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`."""

@@ -326,8 +326,14 @@ class PreparedModel(Owner):
         return cast(list[Tensor], self.plan.network.input_tree.flatten(*args, **kwargs))
 
     @torch.no_grad()
-    def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Takes over parameters and buffers, by the user's names, and the ranges of grids, by the grids' names.
+    def take_over(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        ranges: Mapping[str, tuple[float, float]],
+        learned: Mapping[str, Mapping[str, np.ndarray]],
+    ) -> None:
+        """Takes over parameters and buffers, by the user's names, the ranges of grids, by the grids' names, and learned
+        ranges of weights, as `Arrays.learned` has them.
 
         Raises:
             ValueError: the model is frozen, or it has no such tensor.
@@ -344,6 +350,9 @@ class PreparedModel(Owner):
             for name, ends in ranges.items():
                 for held, end in zip(self._state.grid(name).held(), ends, strict=False):
                     held.fill_(end)
+            for name, arrays in learned.items():
+                for word, array in arrays.items():
+                    self._state.trained_ranges[name].get_parameter(word).copy_(torch.from_numpy(array.reshape(-1)))
 
     def _batches_seen(self) -> dict[str, int]:
         """By grid, how many batches have moved its range."""
