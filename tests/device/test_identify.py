@@ -546,7 +546,9 @@ def tosa(known: None) -> Iterator[Profile]:
 def test_tosa_is_declared_when_it_is_named(tosa: Profile) -> None:
     assert tosa is profile_named("tosa") is PROFILES["tosa"] and tosa.stored == "tosa" and tosa.runtime == ""
     claimed = dict(tosa.compared)
-    assert {"CONV_2D", "ADD", "RESIZE_BILINEAR", "SOFTMAX:int16", "ARG_MAX", "CONV_2D:int16", "TANH:int16"} <= set(claimed)
+    assert {"CONV_2D", "ADD", "RESIZE_BILINEAR", "SOFTMAX:int16", "ARG_MAX", "CONV_2D:int16", "TANH:int16"} <= set(
+        claimed
+    )
     assert min(claimed.values()) > 10**5
     rng = np.random.default_rng(0)
     assert unclaimed(random_graph(rng, "CONV_2D"), tosa) == () != unclaimed(random_graph(rng, "SQRT"), tosa)
