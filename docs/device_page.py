@@ -114,7 +114,8 @@ def page() -> str:
     tosa = json.loads((folder / "tosa.json").read_text())
     lines.append(PACKAGED_HEAD.rstrip("\n"))
     lines += [f"| {kind} | {count:,} |" for kind, count in tosa["compared"].items()]
-    lines += ["", f"{tosa['description']}; everything else is as on `{tosa['like']}`."]
+    absent = ", ".join(entry for entry in tosa["absent"] if ":" not in entry)
+    lines += ["", f"{tosa['description']}; everything else is as on `{tosa['like']}`. It has no {absent}."]
     runtimes = sorted(set(json.loads((folder / "measured.json").read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")
 
