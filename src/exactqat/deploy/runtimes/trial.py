@@ -42,7 +42,7 @@ def work(call):
         pass
 sys.path[:] = pickle.load(sys.stdin.buffer)
 """
-# Once, or again and again in forks, of which each has a file for what it says.
+# Once, or again and again in forks; each has a file for what it says.
 _ONCE = "work(sys.stdin.buffer)"
 _AGAIN = """
 while True:

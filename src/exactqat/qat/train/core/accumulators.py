@@ -250,6 +250,7 @@ def layer_steps(
     profile: str,
     on_host: Callable[[Array], Array],
     vectors: Array = None,
+    scales: tuple[Array, Array] | None = None,
 ) -> Array:
     """What a layer stores on the device, in whole steps from real 0, with the gradient of the layer.
 
@@ -258,10 +259,11 @@ def layer_steps(
         numbers: as `DeviceSteps.rounded_by` returns them.
         on_host: from sums, whose shape it has, the result in real numbers, where float32 does not hold the sums.
         vectors: what `LayerNumbers` returns; None: the layer's own, where each operation is rounded by itself.
+        scales: of operand and result, if they are known.
     """
     p = layer.primitives
     stored = layer.stored_weight()
-    weight, own = layer.weight_quantizer(stored), layer.grid(stored)
+    weight, own = layer.weight_quantizer(stored), layer.grid(stored, scales)
     if vectors is None:
         vectors = own.factor, p.stop_gradient(own.weight_scale), own.bias_code
     factor, scale, bias_code = (vectors[number] for number in range(3))

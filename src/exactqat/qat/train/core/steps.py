@@ -200,15 +200,15 @@ class WeightedStep(Step):
         """The linear operation with a given weight and bias."""
         return self.operator.real(self.primitives, (x, weight, bias), self.attributes)
 
-    def grid(self, weight: Array = None) -> ChannelGrid:
+    def grid(self, weight: Array = None, scales: tuple[Array, Array] | None = None) -> ChannelGrid:
         """The step on the device, from the current weights, ranges and statistics.
 
-        weight: `stored_weight`, if the caller has it.
+        weight: `stored_weight`, and scales: of operand and result, if the caller has them.
         """
         p = self.primitives
         weight = self.stored_weight() if weight is None else weight
-        scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
-        raw_scale, input_scale, output_scale = map(p.stop_gradient, scales)
+        scales = (self.source.scale(), self.output_quantizer.scale()) if scales is None else scales
+        raw_scale, input_scale, output_scale = map(p.stop_gradient, (self.weight_quantizer.scale(weight), *scales))
         bias, factor = self.bias(), p.ones_like(raw_scale)
         bias = p.zeros_like(raw_scale) if bias is None else bias
         if self.batch_norm is not None:

@@ -83,6 +83,7 @@ class Device:
         self.state, self.functional, self.plan = state, state.functional, state.plan
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
+        self._scales: dict[str, Tensor] = {}  # what one step of a grid is
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
@@ -101,6 +102,9 @@ class Device:
         known = self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends)
         if not known or self.placed.profile != profile:
             self._ends, self.placed = ends, DeviceSteps(self.plan, nudged_grids(self.state), profile)
+            # Not on a GPU, which divides otherwise than the host and has to wait for its numbers.
+            grids = self.placed.grids if ends.device.type == "cpu" else {}
+            self._scales = {name: torch.tensor(scale) for name, (scale, _) in grids.items()}
 
     @torch.no_grad()
     def _source(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
@@ -229,7 +233,8 @@ class Device:
             # Weights that are not finite have no codes.
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
-        steps = layer_steps(layer, x.steps, numbers, self.placed.profile, on_host)
+        scales = (self._scales[layer.source.name], self._scales[layer.output_quantizer.name]) if self._scales else None
+        steps = layer_steps(layer, x.steps, numbers, self.placed.profile, on_host, scales=scales)
         return OnGrid(self.placed.scale(step.path), steps=steps)
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
