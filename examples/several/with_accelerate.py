@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from exactqat import deploy, qat
 from exactqat.qat.distributed import synchronized
 
-accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)])
+# Without cpu=True, Accelerate takes the processes on CPUs for single ones.
+options = [DistributedDataParallelKwargs(broadcast_buffers=False)]
+accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=options)
 images, labels = digits.tensors()
 data = TensorDataset(images[digits.train], labels[digits.train])
 

@@ -94,7 +94,7 @@ def messages_of(function: Any) -> list[str]:
         warnings.simplefilter("always")
         try:
             function()
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             return [str(error)]
     return [str(record.message) for record in records if "processes" in str(record.message)]
 
@@ -164,14 +164,17 @@ def whole_flow(ranges: str, wrapper: str, path: Path) -> dict[str, Any]:
 
 
 def not_divided() -> list[list[str]]:
-    """What a user reads of an inner module, and of a checkpoint that only the first process would write."""
+    """What a user reads of an inner module, of `prepare` after `fully_shard`, and of a checkpoint that only the first
+    process would write."""
     from torch.distributed.fsdp import fully_shard
 
     model = prepared()
     inner = messages_of(lambda: fully_shard(model.get_submodule("0.0")))
+    sharded = wrapped(conv_norm(3, 4), "fully_shard")
+    early = messages_of(lambda: qat.prepare(sharded, torch.zeros(2, 3, 8, 8)))
     wrapped(model, "fully_shard")
     checkpoint = Checkpoint(Gate((examples(0).numpy(), np.zeros(8, np.int64))))
-    return [inner, messages_of(lambda: checkpoint._score(model, 0, dist.get_rank() == 0, lambda value: value))]
+    return [inner, early, messages_of(lambda: checkpoint._score(model, 0, dist.get_rank() == 0, lambda value: value))]
 
 
 def exchanges() -> tuple[int, int]:
@@ -276,7 +279,8 @@ def test_fully_shard_has_the_bits_of_distributed_data_parallel(ranks: list[dict[
 @pytest.mark.slow
 def test_what_cannot_be_divided_is_refused(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
-        (inner,), (checkpoint,) = results["not divided"]
+        (inner,), (early,), (checkpoint,) = results["not divided"]
+        assert "prepare it first and call fully_shard on the prepared model" in early
         assert "fully_shard takes the whole prepared model" in inner
         assert "call the gate in every process" in checkpoint
 

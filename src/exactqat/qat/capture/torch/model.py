@@ -183,9 +183,11 @@ def _copied_with(model: nn.Module, training: Mapping[str, bool]) -> nn.Module:
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
+        remedy = "keep such a thing outside of the model, or give its class a __deepcopy__"
+        if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+            remedy = "prepare it first and call fully_shard on the prepared model"
         raise CaptureError(
-            f"the model cannot be copied, so as to leave it as it is: {type(error).__name__}: {error}; keep such a "
-            "thing outside of the model, or give its class a __deepcopy__"
+            f"the model cannot be copied, so as to leave it as it is: {type(error).__name__}: {error}; {remedy}"
         ) from error
     for path, module in copied.named_modules(remove_duplicate=False):
         module.training = training[path]
