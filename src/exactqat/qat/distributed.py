@@ -19,7 +19,6 @@ from .train.torch.layers import batch_norm_tensors, share_of_batch
 from .train.torch.prepared import PreparedModel
 from .train.torch.tree import Kept
 
-
 __all__ = ["synchronized"]
 
 
