@@ -107,7 +107,8 @@ WITHIN = {"exactqat": {"deploy", "qat", "tune"}, "exactqat.qat": {"distributed",
 
 
 @pytest.mark.parametrize(
-    "name", [*WITHIN, "exactqat.deploy", "exactqat.tune", *(f"exactqat.qat.{part}" for part in WITHIN["exactqat.qat"])]
+    "name",
+    [*WITHIN, "exactqat.deploy", "exactqat.tune", *(f"exactqat.qat.{part}" for part in sorted(WITHIN["exactqat.qat"]))],
 )
 def test_completion_shows_public_names_and_nothing_else(name: str) -> None:
     framework = {"tfmot": "keras", "distributed": "torch"}.get(name.split(".")[-1], name.split(".")[-1])
