@@ -239,7 +239,7 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
     assert searched["validation_loss"] < plain["validation_loss"]
     assert searched["values_differing"] == searched["training_differing"] == 0
     status, said = exactqat("gate", out, "--min-accuracy", 0.2, "--max-differ", 0, "--run")
-    assert status == 0 and "w4a4 on xnnpack-x86" in said, said
+    assert status == 0 and "w4a4, accuracy: passes" in said and "xnnpack-x86" in said, said
     assert exactqat("gate", out, "--min-accuracy", 1)[0] == 1
     assert exactqat("gate", out, "--min-accuracy", 0.1, "--precision", "w8a8")[0] == 2
     path = tmp_path / "searched.tflite"
@@ -275,7 +275,10 @@ def test_post_training_quantization_is_delivered_where_it_is_best(
     status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
                             "--ptq", "--quiet")  # fmt: skip
     assert status == 0, said
-    assert json.loads((out / "metrics.json").read_text())["networks"]["w4a8"]["chosen"] == "ptq_searched"
+    networks = json.loads((out / "metrics.json").read_text())["networks"]["w4a8"]
+    # Which of the two depends on the last bits of the float training, and so on the processor.
+    losses = {name: networks[name]["validation_loss"] for name in ("ptq_min_max", "ptq_searched", "qat_ema")}
+    assert networks["chosen"] == min(losses, key=lambda name: losses[name]) != "qat_ema"
     status, said = exactqat("verify", out, "--quiet")
     assert status == 0, said
     status, said = exactqat("gate", out, "--min-accuracy", 0.5, "--run")

@@ -325,7 +325,6 @@ def _described(name: str, dtype: str, tensor: Tensor, sizes: Sequence[object], i
     return f"{shortened(name)} {dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
 
 
-@forking()
 def inspect(
     path: str | os.PathLike[str] | InspectedFile,
     data: Data = None,
@@ -379,30 +378,31 @@ def inspect(
     profiles, here = that_run(suffix), profiles_here(suffix)
     if float_file is not None and not is_tflite:
         raise ValueError(f"float_file is for .tflite files, and {shortened(subject.name)} is an .onnx file")
-    if data is None:
-        say("choosing inputs")
-    codes, tried = codes_of(subject, data, examples, seed, seconds)
     wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if name not in profiles]
     if others:
         raise ValueError(f"devices must run {suffix} files, which {others[0]} does not: {', '.join(profiles)}")
-    arena, no_arena = None, f"an {suffix} file has none"
-    if is_tflite:
-        say("measuring the arena")
-        arena, no_arena = arena_of(subject.content, seconds)
-    findings = {}
-    for name in profiles:
-        not_run = "it was not asked for" if name in here else "its runtime is not on this machine"
-        findings[name] = DeviceFindings(name, PROFILES[name].title, not_run)
-        if name in wanted:
-            say(f"running {PROFILES[name].title}")
-            findings[name] = _on_device(subject, codes, name, seconds)
-    say("simulating all devices")
-    simulated = _simulating(_simulated, graph, codes, profiles, seconds=seconds)
-    beside: tuple[LayerBesideFloat, ...] = ()
-    if float_file is not None:
-        say("computing the float network")
-        beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
+    with forking():
+        if data is None:
+            say("choosing inputs")
+        codes, tried = codes_of(subject, data, examples, seed, seconds)
+        arena, no_arena = None, f"an {suffix} file has none"
+        if is_tflite:
+            say("measuring the arena")
+            arena, no_arena = arena_of(subject.content, seconds)
+        findings = {}
+        for name in profiles:
+            not_run = "it was not asked for" if name in here else "its runtime is not on this machine"
+            findings[name] = DeviceFindings(name, PROFILES[name].title, not_run)
+            if name in wanted:
+                say(f"running {PROFILES[name].title}")
+                findings[name] = _on_device(subject, codes, name, seconds)
+        say("simulating all devices")
+        simulated = _simulating(_simulated, graph, codes, profiles, seconds=seconds)
+        beside: tuple[LayerBesideFloat, ...] = ()
+        if float_file is not None:
+            say("computing the float network")
+            beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
     return Inspection(
         name=subject.name,
         description=subject.description,

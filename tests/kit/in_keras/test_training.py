@@ -139,7 +139,7 @@ def test_layers_of_ones_own() -> None:
 def test_what_normalizes_images_is_part_of_the_first_layer(parts: Any, kinds: list[str], tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype("f")
     rules = [qat.Rule("input", ranges="fixed", fixed_range=(0.0, 255.0)), qat.Rule()]
-    prepared = qat.keras.prepare(keras.Sequential([keras.Input((8, 8, 3)), *parts]), rules)
+    prepared = qat.keras.prepare(keras.Sequential([keras.Input((8, 8, 3)), *parts]), rules=rules)
     assert [step.kind for step in prepared.plan.steps] == kinds
     qat.keras.calibrate(prepared, [x])
     qat.keras.freeze(prepared)
