@@ -55,8 +55,8 @@ def look_up(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
 def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: Profile) -> np.ndarray:
     """Softmax over the last axis of int64 codes, in 1 / 2**15."""
     powers, reciprocals = softmax_tables(profile)
-    rescale = float(scale) * beta / (10.0 / 65535.0)
-    difference = multiply_fixed_point(codes - codes.max(-1, keepdims=True), *fixed_point(rescale))
+    rescale = fixed_point(softmax_multiplier(scale, beta, profile))
+    difference = multiply_fixed_point(codes - codes.max(-1, keepdims=True), *rescale)
     values = look_up(np.clip(difference + INT16_MAX, INT16_MIN, INT16_MAX), powers)
     total = values.sum(-1, keepdims=True)
     headroom = 32 - np.frexp(total.astype(np.float64))[1].astype(np.int64)
@@ -64,6 +64,12 @@ def softmax(codes: np.ndarray, scale: np.floating, beta: float, profile: Profile
     factor = look_up(np.clip(shifted - (1 << 15) - (1 << 16), INT16_MIN, INT16_MAX), reciprocals)
     shift = 31 - headroom
     return np.clip((values * factor + (np.int64(1) << (shift - 1))) >> shift, 0, INT16_MAX)
+
+
+def softmax_multiplier(scale: np.floating, beta: float, profile: Profile) -> float:
+    """Positions in the table of exponentials, which spans 10, per code."""
+    real = profile.multiplier_dtype
+    return float(real(scale) * real(beta)) / (10.0 / 65535.0)
 
 
 def softmax_tables(profile: Profile) -> list[np.ndarray]:

@@ -62,7 +62,7 @@ class Profile:
         most_joined: how many tensors CONCATENATION takes; None: any number.
         rounds_as_onnx: ONNX's operators between DequantizeLinear and QuantizeLinear, as onnxruntime's kernels compute
             them: integers where it has such kernels, else float32; scales in float32, ties to the even code.
-        multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
+        multiplier_dtype: what quotients and products of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
         file: what it runs, by the end of the file's name.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,

@@ -10,7 +10,7 @@ import numpy as np
 from ..device import Tensor
 from ..device import fixed_point_functions as fixed
 from ..device.arithmetic import fixed_point, reduced, rounding_shift, scale_of, zero_point_of
-from ..device.interpolated import softmax_tables
+from ..device.interpolated import softmax_multiplier, softmax_tables
 from ..device.matrix import in_float32, product_multiplier, stays_in_32_bits
 from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
 from ..device.operator import Attributes, DeviceOperator, Refusal
@@ -138,7 +138,7 @@ def l2_normalization(
 
 def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
     """Interpolates between the entries of two tables, as `device.interpolated.softmax`."""
-    numbers = fixed_point_numbers(float(scale_of(source)) * beta / (10.0 / 65535.0))
+    numbers = fixed_point_numbers(softmax_multiplier(scale_of(source), beta, profile))
     if numbers["exponent"] > LARGEST_EXPONENT or source.shape[-1] >= LONGEST_ROW:
         return None
     rows = (-1, source.shape[-1])
