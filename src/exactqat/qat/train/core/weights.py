@@ -37,6 +37,31 @@ class ChannelGrid(NamedTuple):
     bias: Array
 
 
+class NormArrays(NamedTuple):
+    """Batch norm in evaluation. weight, bias: [channels] or None; mean, variance: [channels], without gradients."""
+
+    weight: Array
+    bias: Array
+    mean: Array
+    variance: Array
+    epsilon: float
+
+
+class LayerArrays(NamedTuple):
+    """What a layer's grid follows from; or those of several layers of one form, joined.
+
+    raw_scale: the step width of the weight, [out_channels], without gradient.
+    bias: [out_channels] or None.
+    folded: whether batch norm's factor is in the weight already.
+    """
+
+    raw_scale: Array
+    bias: Array
+    norm: NormArrays | None
+    folded: bool
+    is_int16: bool
+
+
 def per_channel(p: NumberPrimitives, vector: Array, rank: int, axis: int) -> Array:
     """A vector [channels] that broadcasts along all axes of an array but `axis`."""
     shape = [1] * rank
@@ -112,6 +137,17 @@ def factor_and_offset(
 def folded_weight(p: NumberPrimitives, weight: Array, factor: Array, channel_axis: int) -> Array:
     """The weight times batch norm's factor for each output channel."""
     return weight * per_channel(p, factor, len(weight.shape), channel_axis)
+
+
+def grid_of(p: NumberPrimitives, layer: LayerArrays, input_scale: Array, output_scale: Array) -> ChannelGrid:
+    """A layer on the device. Scales: rank 0, or one for each channel; without gradients."""
+    factor = p.ones_like(layer.raw_scale)
+    bias = p.zeros_like(layer.raw_scale) if layer.bias is None else layer.bias
+    if layer.norm is not None:
+        own, offset = factor_and_offset(p, *layer.norm)
+        bias = bias * own + offset
+        factor = factor if layer.folded else own
+    return channel_grid(p, factor, bias, layer.raw_scale, input_scale, output_scale, layer.is_int16)
 
 
 def channel_grid(

@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from exactqat.operators.torch import is_plain
 
 from ....kit.planning.plans import PlanStep
-from ..core.accumulators import BrokenExamples, layer_steps
+from ..core.accumulators import BrokenExamples, LayerVectors, layer_steps, layer_vectors, most_bias
 from ..core.arrays import ENDS, Arrays
 from ..core.integers import nudged_grids
 from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
+from ..core.weights import LayerArrays, grid_of
 from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped, with_gradient_of
 from .state import Bound, ModuleState, TrainingOnly
@@ -84,6 +86,11 @@ class Device:
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._scales: dict[str, Tensor] = {}  # what one step of a grid is
+        # Of the layers that are sums of whole steps, in the current run.
+        self._vectors: dict[str, tuple[LayerVectors, bool]] = {}
+        # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
+        branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
+        self._apart = branches or len(self.plan.outputs) > 1
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
@@ -132,6 +139,7 @@ class Device:
             seen: gets every tensor, if given.
         """
         self.refresh()
+        self._vectors = self._layer_vectors(steps)
         values: dict[str, Value] = {}
         broken = BrokenExamples(self.state)
 
@@ -210,9 +218,8 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         if layer.operator.moves_codes:
             return self._moved(path, layer, operands)
-        stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
-        if isinstance(layer, WeightedStep) and all(bits_of(self.plan, name) <= 8 for name in stored):
-            return self._weighted(step, layer, operands[0])
+        if path in self._vectors:
+            return self._weighted(step, cast(WeightedStep, layer), operands[0])
         result = self._on_host(step, operands)
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
         if trained or any(is_differentiated(operand.real) for operand in operands):
@@ -226,6 +233,48 @@ class Device:
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
 
+    def _layer_vectors(self, steps: Mapping[str, Bound]) -> dict[str, tuple[LayerVectors, bool]]:
+        """What the layers with weights in eight bits compute with, and whether float32 is known to hold their sums: of
+        layers of one form at once, as each small operation costs more than its numbers."""
+        groups: dict[Any, list[tuple[WeightedStep, LayerArrays]]] = {}
+        for path, layer in steps.items():
+            if isinstance(layer, WeightedStep):
+                step = cast(PlanStep, self.plan.stored(path))
+                stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
+                if all(bits_of(self.plan, name) <= 8 for name in stored):
+                    arrays = layer.arrays()
+                    form = tree_map_only(Tensor, lambda tensor: tensor.device, tuple(arrays))
+                    groups.setdefault((form, path if self._apart else ""), []).append((layer, arrays))
+        return {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
+
+    def _joined(
+        self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
+    ) -> Iterator[tuple[str, tuple[LayerVectors, bool]]]:
+        (first, own), paths = layers[0], [layer.path for layer, _ in layers]
+        sizes = [arrays.raw_scale.shape[0] for _, arrays in layers]
+        owners = np.repeat(np.arange(len(layers)), sizes)
+        numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(path))) for path in paths]
+        if len(layers) > 1:
+            leaves, tree = tree_flatten(own)
+            rows = zip(*(tree_leaves(arrays) for _, arrays in layers), strict=True)
+            joined = [torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows]
+            own = tree_unflatten(joined, tree)
+        scales = [
+            (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
+            if self._scales
+            else layer.scales()
+            for layer, _ in layers
+        ]
+        input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
+        placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
+        vectors = layer_vectors(p, grid_of(p, own, input_scales, output_scales), placed)
+        bounds = [most_bias(layer, layer.weight_source(), own) for (layer, _), own in zip(layers, numbers, strict=True)]
+        fit = p.to_numpy(vectors.bias.abs() < p.array(np.array(bounds, np.float32)[owners], own.raw_scale))
+        fit &= np.isfinite(p.to_numpy(own.raw_scale))
+        fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
+        for path, fit_all, *parts in zip(paths, fits, *(vector.split(sizes) for vector in vectors), strict=True):
+            yield path, (LayerVectors(*parts), fit_all)
+
     def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
         numbers = torch.from_numpy(self.placed.rounded_by(step))
 
@@ -233,8 +282,8 @@ class Device:
             # Weights that are not finite have no codes.
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
-        scales = (self._scales[layer.source.name], self._scales[layer.output_quantizer.name]) if self._scales else None
-        steps = layer_steps(layer, x.steps, numbers, self.placed.profile, on_host, scales=scales)
+        vectors, fits = self._vectors[step.path]
+        steps = layer_steps(layer, vectors, x.steps, numbers, self.placed.profile, on_host, fits)
         return OnGrid(self.placed.scale(step.path), steps=steps)
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
