@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,16 @@ class LayerArrays(NamedTuple):
     norm: NormArrays | None
     folded: bool
     is_int16: bool
+
+    def leaves(self) -> tuple[Any, ...]:
+        """All it consists of, in one tuple."""
+        return self.raw_scale, self.bias, self.folded, self.is_int16, *(self.norm or ())
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any]) -> LayerArrays:
+        """The inverse of `leaves`."""
+        raw_scale, bias, folded, is_int16, *norm = leaves
+        return cls(raw_scale, bias, NormArrays(*norm) if norm else None, folded, is_int16)
 
 
 def per_channel(p: NumberPrimitives, vector: Array, rank: int, axis: int) -> Array:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from exactqat.operators.torch import is_plain
 
@@ -243,7 +242,7 @@ class Device:
                 stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
                 if all(bits_of(self.plan, name) <= 8 for name in stored):
                     arrays = layer.arrays()
-                    form = tree_map_only(Tensor, lambda tensor: tensor.device, tuple(arrays))
+                    form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
                     groups.setdefault((form, path if self._apart else ""), []).append((layer, arrays))
         return {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
 
@@ -255,10 +254,8 @@ class Device:
         owners = np.repeat(np.arange(len(layers)), sizes)
         numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(path))) for path in paths]
         if len(layers) > 1:
-            leaves, tree = tree_flatten(own)
-            rows = zip(*(tree_leaves(arrays) for _, arrays in layers), strict=True)
-            joined = [torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows]
-            own = tree_unflatten(joined, tree)
+            rows = zip(*(arrays.leaves() for _, arrays in layers), strict=True)
+            own = LayerArrays.of([torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows])
         scales = [
             (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
             if self._scales
