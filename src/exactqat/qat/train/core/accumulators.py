@@ -304,7 +304,9 @@ def layer_steps(
     exact = exact & (device.arithmetic is None)  # what a user's device states is computed on the host
     rounding = layer.operator.rounding(device)  # type: ignore[attr-defined]
     dense = p.moveaxis(sums, axis, last)
-    return p.moveaxis(p.rounded_sums(dense, vectors.scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis)
+    return p.moveaxis(
+        p.rounded_sums(dense, vectors.scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis
+    )
 
 
 def most_bias(layer: WeightedStep, weight: Array, numbers: Array) -> float:

@@ -249,7 +249,8 @@ class Device:
     def _joined(
         self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
     ) -> Iterator[tuple[str, tuple[LayerVectors, bool]]]:
-        (first, own), paths = layers[0], [layer.path for layer, _ in layers]
+        """Of layers of one form, by path."""
+        paths, own = [layer.path for layer, _ in layers], layers[0][1]
         sizes = [arrays.raw_scale.shape[0] for _, arrays in layers]
         owners = np.repeat(np.arange(len(layers)), sizes)
         numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(path))) for path in paths]
@@ -265,7 +266,7 @@ class Device:
         input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
         placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
         vectors = layer_vectors(p, grid_of(p, own, input_scales, output_scales), placed)
-        bounds = [most_bias(layer, layer.weight_source(), own) for (layer, _), own in zip(layers, numbers, strict=True)]
+        bounds = [most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)]
         fit = p.to_numpy(vectors.bias.abs() < p.array(np.array(bounds, np.float32)[owners], own.raw_scale))
         fit &= np.isfinite(p.to_numpy(own.raw_scale))
         fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
