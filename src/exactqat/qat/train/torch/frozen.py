@@ -8,6 +8,7 @@ straight through all roundings (`docs/decisions/frozen.md`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -85,8 +86,7 @@ class Device:
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._scales: dict[str, Tensor] = {}  # what one step of a grid is
-        # Of the layers that are sums of whole steps, in the current run.
-        self._vectors: dict[str, tuple[LayerVectors, bool]] = {}
+        self._runs = threading.local()  # several threads may run it
         # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
         branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
         self._apart = branches or len(self.plan.outputs) > 1
@@ -138,7 +138,6 @@ class Device:
             seen: gets every tensor, if given.
         """
         self.refresh()
-        self._vectors = self._layer_vectors(steps)
         values: dict[str, Value] = {}
         broken = BrokenExamples(self.state)
 
@@ -147,7 +146,7 @@ class Device:
             if seen is not None:
                 seen[path] = broken.marked(path, real(value))
 
-        with in_full_float32(next(iter(inputs.values())).device.type):
+        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors_of(steps):
             for path, feature in inputs.items():
                 missing = feature.isnan()
                 if missing.any():
@@ -217,8 +216,8 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         if layer.operator.moves_codes:
             return self._moved(path, layer, operands)
-        if path in self._vectors:
-            return self._weighted(step, cast(WeightedStep, layer), operands[0])
+        if isinstance(layer, WeightedStep) and self._in_eight_bits(step):
+            return self._weighted(step, layer, operands[0])
         result = self._on_host(step, operands)
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
         if trained or any(is_differentiated(operand.real) for operand in operands):
@@ -232,19 +231,24 @@ class Device:
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
 
-    def _layer_vectors(self, steps: Mapping[str, Bound]) -> dict[str, tuple[LayerVectors, bool]]:
+    def _in_eight_bits(self, step: PlanStep) -> bool:
+        return all(bits_of(self.plan, name) <= 8 for name in (step.path, *step.operands) if self.plan.is_stored(name))
+
+    @contextmanager
+    def _vectors_of(self, steps: Mapping[str, Bound]) -> Iterator[None]:
         """What the layers with weights in eight bits compute with, and whether float32 is known to hold their sums: of
         layers of one form at once, as each small operation costs more than its numbers."""
         groups: dict[Any, list[tuple[WeightedStep, LayerArrays]]] = {}
-        for path, layer in steps.items():
-            if isinstance(layer, WeightedStep):
-                step = cast(PlanStep, self.plan.stored(path))
-                stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
-                if all(bits_of(self.plan, name) <= 8 for name in stored):
-                    arrays = layer.arrays()
-                    form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
-                    groups.setdefault((form, path if self._apart else ""), []).append((layer, arrays))
-        return {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
+        for path, layer in () if self._apart else steps.items():
+            if isinstance(layer, WeightedStep) and self._in_eight_bits(cast(PlanStep, self.plan.stored(path))):
+                arrays = layer.arrays()
+                form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
+                groups.setdefault(form, []).append((layer, arrays))
+        self._runs.vectors = {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
+        try:
+            yield
+        finally:
+            del self._runs.vectors
 
     def _joined(
         self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
@@ -265,7 +269,8 @@ class Device:
         ]
         input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
         placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
-        vectors = layer_vectors(p, grid_of(p, own, input_scales, output_scales), placed)
+        own_grid = grid_of(p, own, input_scales, output_scales)
+        vectors = layer_vectors(self.state.primitives, own_grid, placed)
         bounds = [most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)]
         fit = p.to_numpy(vectors.bias.abs() < p.array(np.array(bounds, np.float32)[owners], own.raw_scale))
         fit &= np.isfinite(p.to_numpy(own.raw_scale))
@@ -280,7 +285,8 @@ class Device:
             # Weights that are not finite have no codes.
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
-        vectors, fits = self._vectors[step.path]
+        known = getattr(self._runs, "vectors", {}).get(step.path)
+        vectors, fits = known or next(self._joined([(layer, layer.arrays())]))[1]
         steps = layer_steps(layer, vectors, x.steps, numbers, self.placed.profile, on_host, fits)
         return OnGrid(self.placed.scale(step.path), steps=steps)
 
