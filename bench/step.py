@@ -49,23 +49,45 @@ from exactqat import qat
 from exactqat.application.job import models, training
 
 
-def mobilenet_v2(shape: Sequence[int], classes: int) -> nn.Module:
-    """arXiv:1801.04381, table 2, with TensorFlow's paddings."""
+def inverted_residuals(
+    shape: Sequence[int], classes: int, stages: Sequence[tuple[int, int, int, int, int]]
+) -> nn.Module:
+    """A classifier of MobileNetV2's blocks, with TensorFlow's paddings. stages: widening, channels, repeats, stride and
+    window."""
     inputs = 32
     blocks: list[nn.Module] = [models.convolution(shape[0], inputs, 3, 2)]
-    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
-    for widening, outputs, repeats, stride in stages:
+    for widening, outputs, repeats, stride, window in stages:
         for repeat in range(repeats):
-            block = models.InvertedResidual(inputs, inputs * widening, outputs, stride if repeat == 0 else 1)
+            wide, block_stride = inputs * widening, stride if repeat == 0 else 1
+            block = models.InvertedResidual(inputs, wide, outputs, block_stride)
+            if window != 3:
+                block.depthwise[0] = qat.DepthwiseConv2d(wide, window, block_stride, bias=False)
             blocks.append(block)
             inputs = outputs
     features = nn.Sequential(*blocks, models.convolution(inputs, 1280, 1))
     return models.ImageClassifier(features, 1280, classes, 0.2)
 
 
+def mobilenet_v2(shape: Sequence[int], classes: int) -> nn.Module:
+    """arXiv:1801.04381, table 2."""
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    return inverted_residuals(shape, classes, [(*stage, 3) for stage in stages])
+
+
+def efficientnet_lite0(shape: Sequence[int], classes: int) -> nn.Module:
+    """EfficientNet-B0 (arXiv:1905.11946, table 1) without squeeze-and-excite, with ReLU6."""
+    stages = [
+        (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
+        (6, 320, 1, 1, 3),
+    ]  # fmt: skip
+    return inverted_residuals(shape, classes, stages)
+
+
+BUILDERS = {**models.NETWORKS, "mobilenet_v2": mobilenet_v2, "efficientnet_lite0": efficientnet_lite0}
 # Channels, height, width; images in a step; classes.
 TASKS = {
     "mobilenet_v2": ((3, 160, 160), 8, 1000),
+    "efficientnet_lite0": ((3, 224, 224), 16, 1000),
     "dscnn": ((1, 49, 10), 64, 12),
     "small_mobilenet": ((1, 8, 8), 16, 10),
 }
@@ -103,8 +125,7 @@ def task(network: str, device: str | torch.device = "cpu", images_in_step: int |
     torch.manual_seed(0)
     images = torch.randn(batch, *shape).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch,))
-    build = mobilenet_v2 if network == "mobilenet_v2" else models.NETWORKS[network]
-    model = build(shape, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = BUILDERS[network](shape, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Task(model, images.to(device), labels.to(device))
 
 

@@ -61,6 +61,7 @@ def test_a_quarter_of_mobilenet_is_as_the_paper_says() -> None:
     [
         ("MobileNetV1 0.25", "mobilenet_v1", (3, 96, 96), 1000),
         ("MobileNetV2", "mobilenet_v2", (3, 224, 224), 1000),
+        ("EfficientNet-Lite0", "efficientnet_lite0", (3, 224, 224), 1000),
         ("DS-CNN", "dscnn", (1, 49, 10), 12),
         ("ResNet-8", "resnet8", (3, 32, 32), 10),
     ],
@@ -69,10 +70,7 @@ def test_tables_are_the_networks_that_are_trained(network: str, name: str, shape
     torch = pytest.importorskip("torch")
     import step
 
-    from exactqat.application.job import models
-
-    build = models.NETWORKS.get(name) or step.mobilenet_v2
-    model, table = build(shape, classes).eval(), layers.NETWORKS[network]()
+    model, table = step.BUILDERS[name](shape, classes).eval(), layers.NETWORKS[network]()
     assert sum(p.numel() for p in model.parameters()) == sum(layer.parameters for layer in table)
     seen = []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from .primitives import Array, Primitives
 from .state import State, in_numpy
 from .steps import WeightedStep
 from .training_plan import TrainingPlan
-from .weights import per_channel
+from .weights import ChannelGrid, per_channel
 
 # Below this, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -230,7 +231,9 @@ class Accumulators(BrokenExamples):
         def on_host(sums: Array) -> Array:
             return self._on_host(step, p.stop_gradient(sums), [p.stop_gradient(x) * numbers[0]])
 
-        steps = layer_steps(WeightedStep(run, step), x, numbers, run.functional.profile, on_host, vectors)
+        layer = WeightedStep(run, step)
+        own = layer_vectors(p, layer.grid(), numbers[0], [vectors[number] for number in range(3)])
+        steps = layer_steps(layer, own, x, numbers, run.functional.profile, on_host)
         self._steps[step.path] = steps
         return self.marked(step.path, steps * numbers[1])
 
@@ -243,14 +246,40 @@ class Accumulators(BrokenExamples):
         return self._steps[path]
 
 
+class LayerVectors(NamedTuple):
+    """A layer in whole steps, with the gradients of its parameters; or several layers, joined. All [out_channels].
+
+    multiplier: of the quantized weight; gives its codes before rounding.
+    scale: of the codes, without gradient.
+    bias: in steps of the sums.
+    """
+
+    multiplier: Array
+    scale: Array
+    bias: Array
+
+
+def layer_vectors(
+    p: Primitives, own: ChannelGrid, input_scale: Array, numbers: Sequence[Array] | None = None
+) -> LayerVectors:
+    """numbers: factor, scale and bias code as `LayerNumbers` returns them; None: `own`, where each operation is rounded
+    by itself."""
+    if numbers is None:
+        numbers = own.factor, p.stop_gradient(own.weight_scale), own.bias_code
+    factor, scale, bias_code = numbers
+    # One product: the folded weight in steps of its own.
+    multiplier = p.straight_through(factor, own.factor) / scale
+    return LayerVectors(multiplier, scale, p.straight_through(bias_code, own.bias / (scale * input_scale)))
+
+
 def layer_steps(
     layer: WeightedStep,
+    vectors: LayerVectors,
     x: Array,
     numbers: Array,
     profile: str,
     on_host: Callable[[Array], Array],
-    vectors: Array = None,
-    scales: tuple[Array, Array] | None = None,
+    fits: bool = False,
 ) -> Array:
     """What a layer stores on the device, in whole steps from real 0, with the gradient of the layer.
 
@@ -258,31 +287,36 @@ def layer_steps(
         x: the operand's steps.
         numbers: as `DeviceSteps.rounded_by` returns them.
         on_host: from sums, whose shape it has, the result in real numbers, where float32 does not hold the sums.
-        vectors: what `LayerNumbers` returns; None: the layer's own, where each operation is rounded by itself.
-        scales: of operand and result, if they are known.
+        fits: whether float32 is known to hold every sum.
     """
-    p = layer.primitives
-    stored = layer.stored_weight()
-    weight, own = layer.weight_quantizer(stored), layer.grid(stored, scales)
-    if vectors is None:
-        vectors = own.factor, p.stop_gradient(own.weight_scale), own.bias_code
-    factor, scale, bias_code = (vectors[number] for number in range(3))
-    # One product: the folded weight in steps of its own.
-    multiplier = p.straight_through(factor, own.factor) / scale
-    steps = weight * per_channel(p, multiplier, len(weight.shape), layer.weight_axis)
+    p, weight = layer.primitives, layer.weight_quantizer(layer.stored_weight())
+    steps = weight * per_channel(p, vectors.multiplier, len(weight.shape), layer.weight_axis)
     codes = p.straight_through(p.round(p.stop_gradient(steps)), steps)
-    sums = layer.compute(x, codes, p.straight_through(bias_code, own.bias / (scale * numbers[0])))
+    sums = layer.compute(x, codes, vectors.bias)
     axis, last = layer.channel_axis % len(sums.shape), len(sums.shape) - 1
 
     def otherwise() -> Array:
         return p.moveaxis(p.round(on_host(sums) / numbers[1]), axis, last)
 
-    exact = _fits(p, p.stop_gradient(codes), bias_code, layer.weight_axis, numbers)
+    bias = p.stop_gradient(vectors.bias)
+    exact = fits or _fits(p, p.stop_gradient(codes), bias, layer.weight_axis, numbers)
     device = profile_named(profile).of(layer.operator.kind)
     exact = exact & (device.arithmetic is None)  # what a user's device states is computed on the host
     rounding = layer.operator.rounding(device)  # type: ignore[attr-defined]
     dense = p.moveaxis(sums, axis, last)
-    return p.moveaxis(p.rounded_sums(dense, scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis)
+    return p.moveaxis(
+        p.rounded_sums(dense, vectors.scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis
+    )
+
+
+def most_bias(layer: WeightedStep, weight: Array, numbers: Array) -> float:
+    """The magnitude of a bias code, exclusive, up to which float32 holds every sum, whatever the weight's codes are.
+
+    numbers: as `DeviceSteps.rounded_by` returns them.
+    """
+    rule, products = layer.weight_quantizer.rule, math.prod(weight.shape) // weight.shape[layer.weight_axis]
+    code = 2.0 ** (rule.weight_bits - 1 if rule.symmetric else rule.weight_bits)
+    return float(EXACT - products * code * max(-numbers[ROUNDED_BY], numbers[ROUNDED_BY + 1]))
 
 
 def _fits(p: Primitives, codes: Array, bias: Array, channel_axis: int, numbers: Array) -> Array:

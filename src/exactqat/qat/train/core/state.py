@@ -33,6 +33,7 @@ from .ranges import (
 )
 from .training_plan import TrainingPlan
 from .weights import (
+    NormArrays,
     constant_rule,
     extremes,
     factor_and_offset,
@@ -251,7 +252,11 @@ class Normalization:
 
     def factor_and_offset(self) -> tuple[Array, Array]:
         """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
-        return self.state.factor_and_offset(self.norm)
+        return factor_and_offset(self.state.primitives, *self.in_evaluation())
+
+    def in_evaluation(self) -> NormArrays:
+        """What its evaluation computes with."""
+        return self.state.norm_in_evaluation(self.norm)
 
     def stored(self, x: Array, activation: str, grid: Array, channel_axis: int, /) -> Array:
         """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
@@ -392,10 +397,13 @@ class State:
 
     def factor_and_offset(self, norm: BatchNorm) -> tuple[Array, Array]:
         """Batch norm in inference as ``factor * x + offset``, both [channels]."""
+        return factor_and_offset(self.primitives, *self.norm_in_evaluation(norm))
+
+    def norm_in_evaluation(self, norm: BatchNorm) -> NormArrays:
+        """What batch norm computes with in inference."""
         weight, bias = self.optional(norm.weight), self.optional(norm.bias)
         mean, variance = (self.primitives.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
-        epsilon = self.functional.epsilons.get(norm.mean, norm.epsilon)
-        return factor_and_offset(self.primitives, weight, bias, mean, variance, epsilon)
+        return NormArrays(weight, bias, mean, variance, self.functional.epsilons.get(norm.mean, norm.epsilon))
 
     def statistics(self, raw: Array, axes: Sequence[int], channel_axis: int) -> tuple[Array, Array]:
         """Mean and biased variance of each channel of a batch, over `axes` and all of its replicas."""

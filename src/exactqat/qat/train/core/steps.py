@@ -18,7 +18,7 @@ from ....kit.planning.plans import PlanInput, PlanStep
 from .primitives import Array
 from .ranges import device_grid
 from .state import ConstantOperand, Normalization, State
-from .weights import ChannelGrid, channel_grid, folded_weight, folds, per_channel, step_width
+from .weights import ChannelGrid, LayerArrays, folded_weight, folds, grid_of, per_channel, step_width
 
 
 def attributes_of(step: PlanStep) -> dict[str, Array]:
@@ -200,23 +200,21 @@ class WeightedStep(Step):
         """The linear operation with a given weight and bias."""
         return self.operator.real(self.primitives, (x, weight, bias), self.attributes)
 
-    def grid(self, weight: Array = None, scales: tuple[Array, Array] | None = None) -> ChannelGrid:
-        """The step on the device, from the current weights, ranges and statistics.
+    def scales(self) -> tuple[Array, Array]:
+        """Of operand and result."""
+        stop = self.primitives.stop_gradient
+        return stop(self.source.scale()), stop(self.output_quantizer.scale())
 
-        weight: `stored_weight`, and scales: of operand and result, if the caller has them.
-        """
-        p = self.primitives
-        weight = self.stored_weight() if weight is None else weight
-        scales = (self.source.scale(), self.output_quantizer.scale()) if scales is None else scales
-        raw_scale, input_scale, output_scale = map(p.stop_gradient, (self.weight_quantizer.scale(weight), *scales))
-        bias, factor = self.bias(), p.ones_like(raw_scale)
-        bias = p.zeros_like(raw_scale) if bias is None else bias
-        if self.batch_norm is not None:
-            own, offset = self.batch_norm.factor_and_offset()
-            bias = bias * own + offset
-            # If folded, it is already in the weight.
-            factor = factor if self.folded else own
-        return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.is_int16)
+    def arrays(self, weight: Array = None) -> LayerArrays:
+        """What its grid follows from; weight: `stored_weight`, if the caller has it."""
+        raw_scale = self.weight_quantizer.scale(self.stored_weight() if weight is None else weight)
+        norm = None if self.batch_norm is None else self.batch_norm.in_evaluation()
+        is_int16 = self.source.rule.is_int16
+        return LayerArrays(self.primitives.stop_gradient(raw_scale), self.bias(), norm, self.folded, is_int16)
+
+    def grid(self, weight: Array = None) -> ChannelGrid:
+        """The step on the device, from the current weights, ranges and statistics; weight: as `arrays` takes it."""
+        return grid_of(self.primitives, self.arrays(weight), *self.scales())
 
     def compute_frozen(self, x: Array) -> Array:
         """The operator once batch norm is folded, in real numbers, before its result is stored."""

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,41 @@ class ChannelGrid(NamedTuple):
     weight_scale: Array
     bias_code: Array
     bias: Array
+
+
+class NormArrays(NamedTuple):
+    """Batch norm in evaluation. weight, bias: [channels] or None; mean, variance: [channels], without gradients."""
+
+    weight: Array
+    bias: Array
+    mean: Array
+    variance: Array
+    epsilon: float
+
+
+class LayerArrays(NamedTuple):
+    """What a layer's grid follows from; or those of several layers of one form, joined.
+
+    raw_scale: the step width of the weight, [out_channels], without gradient.
+    bias: [out_channels] or None.
+    folded: whether batch norm's factor is in the weight already.
+    """
+
+    raw_scale: Array
+    bias: Array
+    norm: NormArrays | None
+    folded: bool
+    is_int16: bool
+
+    def leaves(self) -> tuple[Any, ...]:
+        """All it consists of, in one tuple."""
+        return self.raw_scale, self.bias, self.folded, self.is_int16, *(self.norm or ())
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any]) -> LayerArrays:
+        """The inverse of `leaves`."""
+        raw_scale, bias, folded, is_int16, *norm = leaves
+        return cls(raw_scale, bias, NormArrays(*norm) if norm else None, folded, is_int16)
 
 
 def per_channel(p: NumberPrimitives, vector: Array, rank: int, axis: int) -> Array:
@@ -112,6 +147,17 @@ def factor_and_offset(
 def folded_weight(p: NumberPrimitives, weight: Array, factor: Array, channel_axis: int) -> Array:
     """The weight times batch norm's factor for each output channel."""
     return weight * per_channel(p, factor, len(weight.shape), channel_axis)
+
+
+def grid_of(p: NumberPrimitives, layer: LayerArrays, input_scale: Array, output_scale: Array) -> ChannelGrid:
+    """A layer on the device. Scales: rank 0, or one for each channel; without gradients."""
+    factor = p.ones_like(layer.raw_scale)
+    bias = p.zeros_like(layer.raw_scale) if layer.bias is None else layer.bias
+    if layer.norm is not None:
+        own, offset = factor_and_offset(p, *layer.norm)
+        bias = bias * own + offset
+        factor = factor if layer.folded else own
+    return channel_grid(p, factor, bias, layer.raw_scale, input_scale, output_scale, layer.is_int16)
 
 
 def channel_grid(

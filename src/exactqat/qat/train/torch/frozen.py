@@ -8,6 +8,7 @@ straight through all roundings (`docs/decisions/frozen.md`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -20,11 +21,12 @@ from torch.autograd import forward_ad
 from exactqat.operators.torch import is_plain
 
 from ....kit.planning.plans import PlanStep
-from ..core.accumulators import BrokenExamples, layer_steps
+from ..core.accumulators import BrokenExamples, LayerVectors, layer_steps, layer_vectors, most_bias
 from ..core.arrays import ENDS, Arrays
 from ..core.integers import nudged_grids
 from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
+from ..core.weights import LayerArrays, grid_of
 from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped, with_gradient_of
 from .state import Bound, ModuleState, TrainingOnly
@@ -84,6 +86,10 @@ class Device:
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._scales: dict[str, Tensor] = {}  # what one step of a grid is
+        self._runs = threading.local()  # several threads may run it
+        # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
+        branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
+        self._apart = branches or len(self.plan.outputs) > 1
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
@@ -140,7 +146,7 @@ class Device:
             if seen is not None:
                 seen[path] = broken.marked(path, real(value))
 
-        with in_full_float32(next(iter(inputs.values())).device.type):
+        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors_of(steps):
             for path, feature in inputs.items():
                 missing = feature.isnan()
                 if missing.any():
@@ -210,8 +216,7 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         if layer.operator.moves_codes:
             return self._moved(path, layer, operands)
-        stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
-        if isinstance(layer, WeightedStep) and all(bits_of(self.plan, name) <= 8 for name in stored):
+        if isinstance(layer, WeightedStep) and self._in_eight_bits(step):
             return self._weighted(step, layer, operands[0])
         result = self._on_host(step, operands)
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
@@ -226,6 +231,53 @@ class Device:
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
 
+    def _in_eight_bits(self, step: PlanStep) -> bool:
+        return all(bits_of(self.plan, name) <= 8 for name in (step.path, *step.operands) if self.plan.is_stored(name))
+
+    @contextmanager
+    def _vectors_of(self, steps: Mapping[str, Bound]) -> Iterator[None]:
+        """What the layers with weights in eight bits compute with, and whether float32 is known to hold their sums: of
+        layers of one form at once, as each small operation costs more than its numbers."""
+        groups: dict[Any, list[tuple[WeightedStep, LayerArrays]]] = {}
+        for path, layer in () if self._apart else steps.items():
+            if isinstance(layer, WeightedStep) and self._in_eight_bits(cast(PlanStep, self.plan.stored(path))):
+                arrays = layer.arrays()
+                form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
+                groups.setdefault(form, []).append((layer, arrays))
+        self._runs.vectors = {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
+        try:
+            yield
+        finally:
+            del self._runs.vectors
+
+    def _joined(
+        self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
+    ) -> Iterator[tuple[str, tuple[LayerVectors, bool]]]:
+        """Of layers of one form, by path."""
+        paths, own = [layer.path for layer, _ in layers], layers[0][1]
+        sizes = [arrays.raw_scale.shape[0] for _, arrays in layers]
+        owners = np.repeat(np.arange(len(layers)), sizes)
+        numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(path))) for path in paths]
+        if len(layers) > 1:
+            rows = zip(*(arrays.leaves() for _, arrays in layers), strict=True)
+            own = LayerArrays.of([torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows])
+        scales = [
+            (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
+            if self._scales
+            else layer.scales()
+            for layer, _ in layers
+        ]
+        input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
+        placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
+        own_grid = grid_of(p, own, input_scales, output_scales)
+        vectors = layer_vectors(self.state.primitives, own_grid, placed)
+        bounds = [most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)]
+        fit = p.to_numpy(vectors.bias.abs() < p.array(np.array(bounds, np.float32)[owners], own.raw_scale))
+        fit &= np.isfinite(p.to_numpy(own.raw_scale))
+        fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
+        for path, fit_all, *parts in zip(paths, fits, *(vector.split(sizes) for vector in vectors), strict=True):
+            yield path, (LayerVectors(*parts), fit_all)
+
     def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
         numbers = torch.from_numpy(self.placed.rounded_by(step))
 
@@ -233,8 +285,9 @@ class Device:
             # Weights that are not finite have no codes.
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
-        scales = (self._scales[layer.source.name], self._scales[layer.output_quantizer.name]) if self._scales else None
-        steps = layer_steps(layer, x.steps, numbers, self.placed.profile, on_host, scales=scales)
+        known = getattr(self._runs, "vectors", {}).get(step.path)
+        vectors, fits = known or next(self._joined([(layer, layer.arrays())]))[1]
+        steps = layer_steps(layer, vectors, x.steps, numbers, self.placed.profile, on_host, fits)
         return OnGrid(self.placed.scale(step.path), steps=steps)
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:

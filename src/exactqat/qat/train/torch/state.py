@@ -31,7 +31,7 @@ from ..core.freezing import are_initial
 from ..core.primitives import Array
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
 from ..core.steps import Step
-from ..core.weights import factor_and_offset, learned_ends, weight_codes
+from ..core.weights import NormArrays, learned_ends, weight_codes
 from . import collectives
 from . import primitives as p
 from .layers import BatchNormTensors, normalized, require_several, scale_and_offset, share_of_batch
@@ -359,12 +359,10 @@ class ModuleNormalization(Normalization):
         outputs = _quantized_batch_norm(*operands, epsilon, activation, grid.bits, False, trained)
         return channels_first_view(outputs) if image else outputs.movedim(-1, channel_axis)
 
-    def factor_and_offset(self) -> tuple[Tensor, Tensor]:
-        """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives a factor of 0."""
+    def in_evaluation(self) -> NormArrays:
         weight, bias, mean, variance, _ = self.tensors()
         # A copy in training, as the statistics change before the backward pass.
-        mean = mean.clone() if self.training else mean
-        return factor_and_offset(p, weight, bias, mean, variance, self.epsilon)
+        return NormArrays(weight, bias, mean.clone() if self.training else mean, variance, self.epsilon)
 
     def statistics(self) -> list[ModuleTensor]:
         """Where the running statistics and their count are held."""
