@@ -271,10 +271,14 @@ class Device:
         placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
         own_grid = grid_of(p, own, input_scales, output_scales)
         vectors = layer_vectors(self.state.primitives, own_grid, placed)
-        bounds = [most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)]
-        fit = p.to_numpy(vectors.bias.abs() < p.array(np.array(bounds, np.float32)[owners], own.raw_scale))
-        fit &= np.isfinite(p.to_numpy(own.raw_scale))
-        fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
+        fits = [False] * len(layers)
+        if own.raw_scale.device.type == "cpu":  # a GPU would have to be waited for
+            bounds = [
+                most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)
+            ]
+            fit = np.abs(p.to_numpy(vectors.bias)) < np.array(bounds, np.float32)[owners]
+            fit &= np.isfinite(p.to_numpy(own.raw_scale))
+            fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
         for path, fit_all, *parts in zip(paths, fits, *(vector.split(sizes) for vector in vectors), strict=True):
             yield path, (LayerVectors(*parts), fit_all)
 

@@ -188,7 +188,8 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 def with_gradient_of(value: Tensor, gradient_of: Tensor) -> Tensor:
     """The same, whatever the second one's value is: infinity, as beside a padded pool, has no difference to itself."""
-    if gradient_of.detach().sum().isfinite():  # a fraction of the time of what follows, and of its gradient
+    # A fraction of the time of what follows, and of its gradient; a GPU would have to be waited for.
+    if gradient_of.device.type == "cpu" and gradient_of.detach().sum().isfinite():
         return straight_through(value, gradient_of)
     return value.detach() + (gradient_of - gradient_of.detach()).nan_to_num(0.0)
 
