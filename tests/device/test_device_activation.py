@@ -526,3 +526,35 @@ def test_quotients_that_tie_in_float32_alone(kind: str, dtype: str, tmp_path: Pa
             assert verify(graph, path, batch, profile).differing == 0, profile
     if kind in ("RELU", "LEAKY_RELU", "PRELU", "ABS"):  # the case is one where devices differ
         assert np.any(simulate(graph, batch, "micro")["y"] != simulate(graph, batch, "reference")["y"]) or not small
+
+
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference", "micro"])
+@pytest.mark.parametrize("kind", ["LOGISTIC", "TANH"])
+def test_scales_about_as_near_to_a_power_of_two_as_kernels_ask(kind: str, profile: str, tmp_path: Path) -> None:
+    """Within 1 / 1000 of a power the kernels take other steps, and float32 decides what is within."""
+    if profile not in profiles_here():
+        pytest.skip(f"{profile} does not run here")
+    codes = {"x": np.arange(-(2**15), 2**15, 7, dtype=np.int16)[None]}
+    distances = np.concatenate([side * (1e-3 + np.linspace(-1e-6, 1e-6, 9)) for side in (-1, 1)])
+    for distance in distances:
+        scale = np.float32(2.0 ** (distance - 12))
+        builder = Builder()
+        builder.input("x", codes["x"].shape, per_tensor(scale, 0, "int16"))
+        graph = builder.graph([builder.operator(kind, ["x"], per_tensor(2.0**-15, 0, "int16"), name="y")])
+        report = verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile)
+        assert report.differing == 0, scale
+
+
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference", "micro"])
+def test_softmax_multiplies_scale_and_beta_as_its_kernels_do(profile: str, tmp_path: Path) -> None:
+    """In float32 in LiteRT, in float64 in TFLite-Micro: another multiplier, and 1 of 511 codes."""
+    if profile not in profiles_here():
+        pytest.skip(f"{profile} does not run here")
+    rng, shape = np.random.default_rng(0), (1, 511)
+    for scale, beta in ((0.0004882324, 1.634152), (0.0003, 1.1), (0.00071, 0.7), (0.0011, 0.3)):
+        builder = Builder()
+        builder.input("x", shape, per_tensor(scale, 0, "int16"))
+        grid = per_tensor(2.0**-15, 0, "int16")
+        graph = builder.graph([builder.operator("SOFTMAX", ["x"], grid, name="y", beta=beta)])
+        codes = {"x": rng.integers(-(2**13), 2**13, (64, 511), np.int16)}
+        assert verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile).differing == 0, scale

@@ -151,6 +151,13 @@ def scales_for(profile: Profile, *tensors: Tensor) -> list[np.floating]:
     return [profile.multiplier_dtype(scale_of(tensor)) for tensor in tensors]
 
 
+def checked_log2(scale: np.floating) -> int | None:
+    """log2 of a scale that is a power of two, or nearer than 1 / 1000 (LiteRT's CheckedLog2); else None."""
+    # The kernels' float32 decides where a scale is about that near.
+    log2 = np.float32(np.log(np.float64(scale))) * (np.float32(1) / np.float32(np.log(2)))
+    return round(log2) if abs(log2 - np.rint(log2)) < np.float32(1e-3) else None
+
+
 def zero_point_of(tensor: Tensor) -> int:
     """The zero point of a tensor that has one."""
     return int(tensor.quantization.zero_point[0])

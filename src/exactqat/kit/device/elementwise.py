@@ -17,6 +17,7 @@ from .arithmetic import (
     Tensors,
     activate,
     centered,
+    checked_log2,
     divides_plainly,
     finish,
     fixed_point,
@@ -226,16 +227,10 @@ class Add(FusedBinary):
     def read_attributes(self, read: FileOperator) -> Attributes:
         # Where one of the grids is no power of two, kernels do not follow the option.
         tensors = (read.operand(0), read.operand(1), read.output)
-        powers = all(is_power_of_two(scale_of(tensor)) for tensor in tensors)
+        powers = all(checked_log2(scale_of(tensor)) is not None for tensor in tensors)
         if read.output.dtype == "int16" and read.option("potScaleInt16") and powers:
             raise Unreadable("int16 on grids of powers of two is not supported")
         return super().read_attributes(read)
-
-
-def is_power_of_two(scale: np.floating) -> bool:
-    """Whether a scale is one, or nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
-    exact = float(np.log2(np.float64(scale)))
-    return abs(exact - np.rint(exact)) < 1e-3
 
 
 @register

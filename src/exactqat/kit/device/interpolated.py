@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import short_fixed_point as short
-from .arithmetic import fixed_point, multiply_fixed_point, round_half_away
+from .arithmetic import checked_log2, fixed_point, multiply_fixed_point, round_half_away
 from .profile import Profile
 from .tensor import INT16_MAX, INT16_MIN
 
@@ -115,10 +115,9 @@ def table_positions(codes: np.ndarray, scale: np.floating, power: int | None) ->
 
 
 def power_of_two(scale: np.floating, largest: int) -> int | None:
-    """log2 of a scale in 2**-12, if it is one of 0..largest, or nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
-    exact = float(np.log2(np.float64(scale)))
-    power = int(np.rint(exact)) + 12
-    return power if abs(exact - np.rint(exact)) < 1e-3 and 0 <= power <= largest else None
+    """log2 of a scale in 2**-12, if it is one of 0..largest."""
+    power = checked_log2(scale)
+    return None if power is None or not 0 <= power + 12 <= largest else power + 12
 
 
 def logistic(codes: np.ndarray, scale: np.floating, profile: Profile) -> np.ndarray:

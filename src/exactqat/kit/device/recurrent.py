@@ -18,6 +18,7 @@ from .arithmetic import (
     Arrays,
     Tensors,
     centered,
+    checked_log2,
     fixed_point,
     multiply_fixed_point,
     rounding_shift,
@@ -317,7 +318,7 @@ class UnidirectionalSequenceLstm(Recurrent):
         super().check(inputs, output, attributes)
         hidden, cell = inputs[STATE], inputs[CELL]
         need(hidden.quantization.equals(output.quantization), "the hidden state must be on the grid of the result")
-        power = cell_power(cell)
+        power = checked_log2(scale_of(cell))
         fits = power is not None and -24 <= power <= -9
         need(fits, f"the scale of the cell must be a power of two in 2**-24..2**-9, got {scale_of(cell):g}")
         for name, clipped in (("cell_clip", cell), ("projection_clip", hidden)):
@@ -473,12 +474,6 @@ class LstmCell(UnidirectionalSequenceLstm):
         return f"{profile.title} has no {self.kind}" if profile.lstm_of_operators else ""
 
 
-def cell_power(cell: Tensor) -> int | None:
-    """log2 of a scale that is a power of two, or nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
-    exact = float(np.log2(np.float64(scale_of(cell))))
-    return round(exact) if abs(exact - round(exact)) < 1e-3 else None
-
-
 def gate_multiplier(operand: Tensor, weights: Tensor) -> float:
     """Of the sums of their products, to the scale of the gates' functions."""
     return float(scale_of(weights) * scale_of(operand) / np.float32(GATE_SCALE))
@@ -541,7 +536,7 @@ def by_one_kernel(
     sums = [within_int16(np.add(*gate_sums(gate, x, hidden, codes, inputs))) for gate in range(len(GATES))]
     enter, forget, leave = (short.logistic(sums[gate]) for gate in (0, 1, 3))
     candidate = short.tanh(sums[2])
-    power = cell_power(inputs[CELL])
+    power = checked_log2(scale_of(inputs[CELL]))
     assert power is not None
     old = rounding_shift(forget * cell, 15).astype(np.int16)
     new = rounding_shift(enter * candidate, 30 + power).astype(np.int16)
@@ -565,7 +560,7 @@ def by_operators(
         sums.append(within_int16(first + within_int16(second)))
     enter, forget, leave = (interpolated.logistic_at(3 * sums[gate]) for gate in (0, 1, 3))
     candidate = interpolated.tanh_at(3 * sums[2])
-    scale, power = float(scale_of(inputs[CELL])), cell_power(inputs[CELL])
+    scale, power = float(scale_of(inputs[CELL])), checked_log2(scale_of(inputs[CELL]))
     assert power is not None
     old = within_int16(multiply_fixed_point(forget * cell, *fixed_point(FUNCTION_SCALE * scale / scale)))
     new = within_int16(multiply_fixed_point(enter * candidate, *fixed_point(FUNCTION_SCALE**2 / scale)))
