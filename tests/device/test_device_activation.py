@@ -550,11 +550,12 @@ def test_softmax_multiplies_scale_and_beta_as_its_kernels_do(profile: str, tmp_p
     """In float32 in LiteRT, in float64 in TFLite-Micro: another multiplier, and 1 of 511 codes."""
     if profile not in profiles_here():
         pytest.skip(f"{profile} does not run here")
-    rng, shape = np.random.default_rng(0), (1, 511)
-    for scale, beta in ((0.0004882324, 1.634152), (0.0003, 1.1), (0.00071, 0.7), (0.0011, 0.3)):
+    # Of 1,500 random ones, where most codes depend on it.
+    pairs = ((0.0008086311281658709, 0.8474123477935791), (0.0006281303940340877, 1.8791015148162842))
+    shape, codes = (1, 511), {"x": np.random.default_rng(0).integers(-(2**13), 2**13, (64, 511)).astype(np.int16)}
+    for scale, beta in pairs:
         builder = Builder()
         builder.input("x", shape, per_tensor(scale, 0, "int16"))
         grid = per_tensor(2.0**-15, 0, "int16")
         graph = builder.graph([builder.operator("SOFTMAX", ["x"], grid, name="y", beta=beta)])
-        codes = {"x": rng.integers(-(2**13), 2**13, (64, 511), np.int16)}
         assert verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, profile).differing == 0, scale
