@@ -330,6 +330,10 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: C
         rows = [known.get((case.name, case.seed, case.label(way), tool)) for way in case.ways]
         return tool in again or any(row is None or row.weights != fingerprint(case.model) for row in rows)
 
+    def drawn(name: str, seed: int, way: str) -> bool:
+        """Whether a seed changes anything: without training and with one float network all rows are the same."""
+        return seed == 0 or way != "PTQ" or TASKS[name].trained_by_seed
+
     def add(row: Row) -> None:
         append(flags.rows, row)
         known[row.key] = row
@@ -338,7 +342,9 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: C
     for seed in range(flags.first_seed, flags.seeds):
         held = {name: kept(name, seed, flags.work) for name in names}
         ways = tuple(flags.ways.split(",")) if flags.ways else comparison.ways
-        cases = [Case(name, seed, bits, *held[name], ways) for name in names for bits in precisions]
+        due_ways = {name: tuple(way for way in ways if drawn(name, seed, way)) for name in names}
+        names = [name for name in names if due_ways[name]]
+        cases = [Case(name, seed, bits, *held[name], due_ways[name]) for name in names for bits in precisions]
         for name in names:
             case = Case(name, seed, "float", *held[name])
             if wanted(case, FLOAT):
