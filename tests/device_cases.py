@@ -611,6 +611,17 @@ def random_of_magnitudes(rng: Random, builder: Builder, kind: str) -> str:
     return builder.operator(kind, ["magnitude"], output, name="y")
 
 
+def random_of_fine_grid(rng: Random, builder: Builder, kind: str) -> str:
+    """A function of all codes in int16, on a grid so fine that its largest results saturate: the last bits of the C
+    library's float32 then show."""
+    source = 2.0 ** rng.uniform(-16, -9)
+    builder.input("x", (1, 256, 256), per_tensor(np.float32(source), 0, "int16"))
+    top = source * 2**15
+    largest = np.exp(min(top, 10.0)) if kind == "EXP" else max(1.0, abs(np.log(top)))
+    scale = np.float32(largest / 2**15 * 2.0 ** rng.uniform(-12, 0))
+    return builder.operator(kind, ["x"], per_tensor(scale, 0, "int16"), name="y")
+
+
 def random_comparison(rng: Random, builder: Builder, kind: str) -> str:
     """Every other time on one grid."""
     tensor = builder.tensor(random_tensor(rng, builder, highest=4))
@@ -1092,6 +1103,7 @@ WIDE_CASES: dict[str, Case] = {
     "DIV": random_div_wide,
     "RSQRT": partial(random_of_magnitudes, kind="RSQRT"),
     "SQRT": partial(random_of_magnitudes, kind="SQRT"),
+    **{kind: partial(random_of_fine_grid, kind=kind) for kind in ("EXP", "LOG")},
 }
 # Likewise of integers without a grid.
 PLAIN_CASES: dict[str, Case] = {
