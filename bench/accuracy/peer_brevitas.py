@@ -18,6 +18,18 @@ from exchange import Case, Computes, Offer, main, of_module, session
 from torch import nn
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """The network with convolutions of PyTorch's own class, since Brevitas leaves any other in float: one that pads its
+    input first becomes that padding and a convolution. It is changed in place."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Conv2d) and type(layer) is not nn.Conv2d:
+            parent, _, own = name.rpartition(".")
+            paddings = list(layer.children())
+            layer.__class__ = nn.Conv2d
+            setattr(model.get_submodule(parent), own, nn.Sequential(*paddings, layer))
+    return model
+
+
 def quantized(case: Case) -> Any:
     settings = {
         "weight_quant": Int8WeightPerChannelFloat,
@@ -28,14 +40,20 @@ def quantized(case: Case) -> Any:
         "return_quant_tensor": False,
     }
     transposed = {**settings}
+    network, example = plain(copy.deepcopy(case.model)), torch.from_numpy(case.calibration[:2])
+    with torch.no_grad():
+        assert torch.equal(network(example), case.model(example)), "the network in layers of PyTorch's is another one"
     model = layerwise_quantize(
-        copy.deepcopy(case.model),
+        network,
         {
             nn.Conv2d: (qnn.QuantConv2d, settings),
             nn.ConvTranspose2d: (qnn.QuantConvTranspose2d, transposed),
             nn.Linear: (qnn.QuantLinear, settings),
         },
     )
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear)]
+    in_float = {type(module).__name__ for module in layers if not hasattr(module, "weight_quant")}
+    assert not in_float, f"layers that would stay in float: {', '.join(in_float)}"
     # The input of the network keeps eight bits.
     first = next(module for module in model.modules() if isinstance(module, qnn.QuantConv2d | qnn.QuantLinear))
     if case.activations != 8:

@@ -364,9 +364,10 @@ def test_means_are_corrected_on_the_device(with_scale: bool) -> None:
 # --- rounding of weights ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize(("layer", "most"), [("first", 1), ("second", 0.85), ("last", 0.85)])
-def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
-    candidate = Candidate.of(calibrated(trained(), weight_bits=3))
+def test_learned_rounding_changes_sums_less(layer: str, most: float, per_channel: bool) -> None:
+    candidate = Candidate.of(calibrated(trained(), weight_bits=3, per_channel=per_channel))
     observer = Observer(candidate, Data(DATA, True))
     operator = next(operator for operator in candidate.graph().operators if operator.outputs[0] == layer)
     places = next(places for other, places in observer.layers(candidate) if other.outputs[0] == layer)

@@ -72,9 +72,9 @@ def with_learned_rounding(
     real, target = placed(weight), placed(wanted)
     codes = placed(weight_codes(quantized, raw_scale, axis))
     if bits < 8 and weights.rule.symmetric:
-        scale, codes = _clipped(real, scale, highest, moments)
+        scale, codes = _clipped(real, scale, highest, moments, not weights.rule.per_channel)
     # The largest weight of a channel keeps its code, so that the scale stays what it is.
-    ends = np.abs(real) >= np.abs(real).max(-1 if raw_scale.size > 1 else None, keepdims=True)
+    ends = np.abs(real) >= np.abs(real).max(-1 if weights.rule.per_channel else None, keepdims=True)
     new = _learned(codes, target / scale, moments, mixed, highest, ends)
     inside = np.clip(real, -highest * scale, highest * scale)
     values = np.where(new == np.rint(inside / scale), inside, new * scale)
@@ -83,10 +83,12 @@ def with_learned_rounding(
     return candidate.with_layer(operator, places, {weights.weight: result.reshape(weight.shape)})
 
 
-def _clipped(real: np.ndarray, scale: np.ndarray, highest: int, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _clipped(
+    real: np.ndarray, scale: np.ndarray, highest: int, moments: np.ndarray, together: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The scale and the codes of each output whose ranges clip so much that the sums change least.
 
-    real, scale: [groups, outputs, inputs]; moments: [groups, inputs, inputs].
+    real, scale: [groups, outputs, inputs]; moments: [groups, inputs, inputs]; together: all outputs have one scale.
     """
     power = np.diagonal(moments, axis1=1, axis2=2)[:, None]
     best_scale, best = scale, np.full(scale.shape[:2], np.inf)
@@ -94,6 +96,7 @@ def _clipped(real: np.ndarray, scale: np.ndarray, highest: int, moments: np.ndar
         tried = scale * share
         off = np.clip(np.rint(real / tried), -highest, highest) * tried - real
         error = (off * off * power).sum(-1)
+        error = np.full_like(error, error.sum()) if together else error
         better = error < best
         best, best_scale = np.where(better, error, best), np.where(better[..., None], tried, best_scale)
     return best_scale, np.clip(np.rint(real / best_scale), -highest, highest)
