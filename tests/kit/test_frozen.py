@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -496,3 +498,52 @@ def test_the_same_integers_whatever_is_around(run: Callable[..., torch.Tensor]) 
     model, batch = small()
     prepared = frozen(model, batch)
     assert torch.equal(run(prepared, batch), prepared(batch))
+
+
+class _TwoBranches(nn.Module):
+    """Two layers that share nothing but their input; the first may be computed without gradients."""
+
+    def __init__(self, gradients: str) -> None:
+        super().__init__()
+        self.gradients, self.first, self.second = gradients, nn.Conv2d(3, 8, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.set_grad_enabled(self.gradients != "no_grad"):
+            y = self.first(x)
+        return (y.detach() if self.gradients == "detach" else y), self.second(x)
+
+
+def _frozen_branches(gradients: str = "") -> tuple[qat.PreparedModel, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    model = qat.prepare(_TwoBranches(gradients), x)
+    qat.calibrate(model, [x])
+    qat.freeze(model)
+    return model.train(), x
+
+
+def test_a_layer_that_is_not_a_number_leaves_the_others_as_they_are() -> None:
+    """What the channels of all layers need is computed for them together."""
+    model, x = _frozen_branches()
+    _, expected = model(x)
+    expected.square().sum().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if "second" in name}
+    model.zero_grad()
+    with torch.no_grad():
+        model.get_parameter("first.weight")[0] = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, result = model(x)
+    assert torch.equal(result, expected)
+    result.square().sum().backward()
+    assert all(torch.equal(model.get_parameter(name).grad, gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("gradients", ["no_grad", "detach"])
+def test_a_layer_without_gradients_gets_none_beside_one_with_them(gradients: str) -> None:
+    model, x = _frozen_branches(gradients)
+    first, second = model(x)
+    second.square().sum().backward()
+    lacking = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert sorted(name for name in lacking if "first" in name or "second" in name) == ["first.bias", "first.weight"]
+    assert not first.requires_grad

@@ -46,6 +46,7 @@ struct Stored {
   using Parameters = typename Pass::Parameters;
   Parameters of(int64_t p) const { return pass.of(p); }
   void prefetch(int64_t i) const { pass.prefetch(i); }
+  void prefetch_result(int64_t i) const { __builtin_prefetch(out + i, 1); }
 
   template <bool Past>
   void line(const Line<Pass>& q, int64_t i, Whole whole) const {
@@ -92,10 +93,16 @@ inline void fill_plane(bool past, T* out, int64_t begin, int64_t size, int64_t a
   fill_plane<false>(out, begin, size, ahead, parameters, pass);
 }
 
+// How far ahead of what goes straight on through memory is asked for. Most of what writing a large result takes is waiting for the
+// memory that it will be written to.
+template <class T>
+constexpr int64_t kPageAhead = 4096 / int64_t{sizeof(T)};
+
 // `length` elements of each of Count rows, `stride` apart; the first begins at `begin`.
 template <bool Past, int Count, class Pass>
 inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
-  const int64_t ahead = Count * stride;  // the next rows: going along several, the processor foresees little
+  // The next rows, since going along several the processor foresees little; or the next page, which it does not foresee either.
+  const int64_t ahead = Count > 1 ? Count * stride : kPageAhead<typename Pass::Element>;
   const auto load = [&](int64_t p, Line<Pass>& q) __attribute__((always_inline)) {
     constexpr int64_t kWidth = Vector<typename Pass::Element>::kWidth;
     for (int v = 0; v < kLineVectors<typename Pass::Element>; ++v) q[v] = pass.of(p + v * kWidth);
@@ -107,7 +114,8 @@ inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
 #pragma GCC unroll 4
     for (int row = 0; row < Count; ++row) {
       const int64_t i = begin + row * stride + p;
-      if (Count > 1) pass.prefetch(i + ahead);
+      pass.prefetch(i + ahead);
+      if constexpr (!Past) pass.prefetch_result(i + ahead);
       pass.template line<Past>(q, i, Whole{});
     }
   }

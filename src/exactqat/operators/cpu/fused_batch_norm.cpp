@@ -615,6 +615,7 @@ struct QuantizedNormalization {
   using Parameters = typename Normalization<T>::Parameters;
   Parameters of(int64_t p) const { return normalization.of(p); }
   void prefetch(int64_t i) const { normalization.prefetch(i); }
+  void prefetch_result(int64_t i) const { __builtin_prefetch(outputs + i, 1); }
 
   V quantized(V activated) const {
     const V steps = divided(clamp(activated, nudged_min, nudged_max) - nudged_min, nudged_scale);
@@ -703,6 +704,8 @@ bool pass_gradients(const T* gradients, const uint8_t* mask, T* passed, int64_t 
   constexpr int64_t kWidth = Vector<T>::kWidth;
   uint32_t any = 0;
   const auto vector = [&](int64_t k, auto extent) __attribute__((always_inline)) {
+    __builtin_prefetch(gradients + k + kPageAhead<T>);
+    __builtin_prefetch(passed + k + kPageAhead<T>, 1);
     const uint32_t packed = packed_at<T>(mask, k, count_of<T>(extent));
     any |= packed;
     store(passed + k, kept(without(low_bits<T>(packed), high_bits<T>(packed)), load(gradients + k, extent)), extent);

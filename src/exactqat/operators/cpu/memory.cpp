@@ -7,6 +7,7 @@
 #else
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <thread>
 
 namespace exactqat {
 namespace {
@@ -65,21 +67,37 @@ Kept& kept() {
   return *instance;
 }
 
+// Bytes of memory that the process may have; 0 if that is not known.
+size_t memory_of_the_process() {
+#if defined(_WIN32)
+  MEMORYSTATUSEX status{};
+  status.dwLength = sizeof(status);
+  return GlobalMemoryStatusEx(&status) ? size_t(status.ullTotalPhys) : 0;
+#else
+  const size_t machine = size_t(std::max(sysconf(_SC_PHYS_PAGES), 0L)) * size_t(std::max(sysconf(_SC_PAGESIZE), 0L));
+  const size_t container = size_t(std::strtoull(first_line("/sys/fs/cgroup/memory.max").c_str(), nullptr, 10));
+  return container ? std::min(machine, container) : machine;
+#endif
+}
+
+// What a step of training frees is what the next one needs, so it is worth an eighth of all memory.
 size_t limit() {
   static const size_t bytes = [] {
-    const char* asked = std::getenv("EXACTQAT_KEEP_MIB");
-    return (asked ? size_t(std::strtoull(asked, nullptr, 10)) : size_t{512}) << 20;
+    if (const char* asked = std::getenv("EXACTQAT_KEEP_MIB")) return size_t(std::strtoull(asked, nullptr, 10)) << 20;
+    return std::max(size_t{512} << 20, memory_of_the_process() / 8);
   }();
   return bytes;
 }
 
-// Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have.
+// Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have, and
+// one of few processors may see the cache that it shares with a hundred others: what no processor has for itself is not counted.
 int64_t last_cache() {
+  const int64_t most = (int64_t{32} << 20) * std::max(1u, std::thread::hardware_concurrency());
   for (const char* index : {"3", "2"}) {
     const std::string text = first_line(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
     char* unit;
     const int64_t size = std::strtoll(text.c_str(), &unit, 10);
-    if (size > 0 && *unit == 'K') return size << 10;
+    if (size > 0 && *unit == 'K') return std::min(size << 10, most);
   }
   return int64_t{32} << 20;
 }
