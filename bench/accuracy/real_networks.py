@@ -424,6 +424,7 @@ REAL_TASKS: dict[str, Task] = {
                                calibration=CALIBRATING),
     "resnet8": Task("CIFAR-10, MLPerf Tiny's ResNet-8", functools.partial(cifar, False), resnet8, **_CLASSES,
                     epochs=0, qat_epochs=1, augmented=moved_and_mirrored),
+    # Six epochs are what a busy processor trains in half an hour; more would probably help.
     "mobilenet_v2": Task("CIFAR-10, MobileNetV2", functools.partial(cifar, True), mobilenet_v2, **_CLASSES, epochs=6,
                          qat_epochs=1, augmented=moved_and_mirrored),
     "dscnn": Task("spoken digits, DS-CNN", spoken_digits, dscnn, **_CLASSES, epochs=30, qat_epochs=6),
