@@ -53,6 +53,7 @@ class Oscillations:
     At few bits a weight near the middle between two codes is pushed across it by nearly every step, and back by the
     next one; its noise is the batch norms' and the other weights' too. A weight whose code has turned back in more than
     a share of the last steps is held at the code that it had on average (iterative weight freezing, arXiv:2203.11086).
+    That raised the accuracy of one network of two at 3 bits and of none at 4: let validation examples decide.
 
     Weights that are shared, folded with batch norm before they are quantized, or computed from others are counted, but
     not held.
