@@ -82,8 +82,7 @@ size_t memory_of_the_process() {
 #endif
 }
 
-// What a step of training frees is what the next one needs, so it is worth an eighth of all memory, as far as so much was ever in use
-// at once.
+// What a step of training frees is what the next one needs, so it is worth an eighth of all memory, where so much was in use.
 size_t limit() {
   static const size_t bytes = [] {
     if (const char* asked = std::getenv("EXACTQAT_KEEP_MIB")) return size_t(std::strtoull(asked, nullptr, 10)) << 20;
@@ -167,7 +166,8 @@ Block::~Block() {
   pool.bytes += memory_.front().capacity;
   pool.in_use -= memory_.front().capacity;
   pool.blocks.splice(pool.blocks.begin(), memory_);
-  pool.shrink(std::min(limit(), std::max(kLeast, pool.most_in_use)));
+  // Half as much again, since the sizes that a backward pass needs are not all those of the forward pass.
+  pool.shrink(std::min(limit(), std::max(kLeast, pool.most_in_use + pool.most_in_use / 2)));
 }
 
 }  // namespace exactqat
