@@ -23,6 +23,7 @@ namespace exactqat {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kLeast = size_t{512} << 20;  // what is kept whatever was in use
 
 // Fresh pages from the system, null if it has none; and back to it.
 void* map_pages(size_t bytes) {
@@ -51,6 +52,7 @@ struct Kept {
   std::mutex mutex;
   std::list<Block::Memory> blocks;
   size_t bytes = 0;
+  size_t in_use = 0, most_in_use = 0;  // bytes of the blocks that are not kept
 
   // Gives the oldest back to the system until no more than `most` bytes are left.
   void shrink(size_t most) {
@@ -80,11 +82,11 @@ size_t memory_of_the_process() {
 #endif
 }
 
-// What a step of training frees is what the next one needs, so it is worth an eighth of all memory.
+// What a step of training frees is what the next one needs, so it is worth an eighth of all memory, where so much was in use.
 size_t limit() {
   static const size_t bytes = [] {
     if (const char* asked = std::getenv("EXACTQAT_KEEP_MIB")) return size_t(std::strtoull(asked, nullptr, 10)) << 20;
-    return std::max(size_t{512} << 20, memory_of_the_process() / 8);
+    return std::max(kLeast, memory_of_the_process() / 8);
   }();
   return bytes;
 }
@@ -132,9 +134,12 @@ Block::Block(size_t bytes) : memory_(1), size_(bytes) {
   Kept& pool = kept();
   {
     std::lock_guard lock(pool.mutex);
+    pool.in_use += capacity;
+    pool.most_in_use = std::max(pool.most_in_use, pool.in_use);
     for (auto free = pool.blocks.begin(); free != pool.blocks.end(); ++free)
       if (free->capacity >= capacity && free->capacity - capacity <= capacity / 4) {
         pool.bytes -= free->capacity;
+        pool.in_use += free->capacity - capacity;
         memory_.clear();
         memory_.splice(memory_.begin(), pool.blocks, free);
         return;
@@ -148,15 +153,21 @@ Block::Block(size_t bytes) : memory_(1), size_(bytes) {
     }
     data = map_pages(capacity);
   }
-  if (data == nullptr) throw std::bad_alloc();
+  if (data == nullptr) {
+    std::lock_guard lock(pool.mutex);
+    pool.in_use -= capacity;
+    throw std::bad_alloc();
+  }
 }
 
 Block::~Block() {
   Kept& pool = kept();
   std::lock_guard lock(pool.mutex);
   pool.bytes += memory_.front().capacity;
+  pool.in_use -= memory_.front().capacity;
   pool.blocks.splice(pool.blocks.begin(), memory_);
-  pool.shrink(limit());
+  // Half as much again, since the sizes that a backward pass needs are not all those of the forward pass.
+  pool.shrink(std::min(limit(), std::max(kLeast, pool.most_in_use + pool.most_in_use / 2)));
 }
 
 }  // namespace exactqat
