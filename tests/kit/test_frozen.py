@@ -501,49 +501,53 @@ def test_the_same_integers_whatever_is_around(run: Callable[..., torch.Tensor]) 
 
 
 class _TwoBranches(nn.Module):
-    """Two layers that share nothing but their input; the first may be computed without gradients."""
+    """Two layers that share nothing but their input, side by side in one result or, "apart", in two."""
 
-    def __init__(self, gradients: str) -> None:
+    def __init__(self, form: str) -> None:
         super().__init__()
-        self.gradients, self.first, self.second = gradients, nn.Conv2d(3, 8, 3), nn.Conv2d(3, 4, 3)
+        self.form, self.first, self.second = form, nn.Conv2d(3, 8, 3), nn.Conv2d(3, 4, 3)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.set_grad_enabled(self.gradients != "no_grad"):
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.set_grad_enabled(self.form != "no_grad"):
             y = self.first(x)
-        return (y.detach() if self.gradients == "detach" else y), self.second(x)
+        y = y.detach() if self.form == "detach" else y
+        return (y, self.second(x)) if self.form == "apart" else torch.cat([y, self.second(x)], 1)
 
 
-def _frozen_branches(gradients: str = "") -> tuple[qat.PreparedModel, torch.Tensor]:
+def _frozen_branches(form: str) -> tuple[qat.PreparedModel, torch.Tensor]:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 8, 8)
-    model = qat.prepare(_TwoBranches(gradients), x)
+    model = qat.prepare(_TwoBranches(form), x)
     qat.calibrate(model, [x])
     qat.freeze(model)
     return model.train(), x
 
 
 def test_a_layer_that_is_not_a_number_leaves_the_others_as_they_are() -> None:
-    """What the channels of all layers need is computed for them together."""
-    model, x = _frozen_branches()
-    _, expected = model(x)
-    expected.square().sum().backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if "second" in name}
-    model.zero_grad()
+    """What the channels of all layers of such a network need is computed for them together."""
+    model, x = _frozen_branches("joined")
+
+    def second() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        result = model(x)[:, 8:]
+        result.square().sum().backward()
+        return result, {name: x.grad for name, x in model.named_parameters() if "second" in name}
+
+    expected, gradients = second()
     with torch.no_grad():
         model.get_parameter("first.weight")[0] = math.nan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, result = model(x)
+        assert model(x)[:, 0].isnan().all()
+        result, others = second()
     assert torch.equal(result, expected)
-    result.square().sum().backward()
-    assert all(torch.equal(model.get_parameter(name).grad, gradient) for name, gradient in gradients.items())
+    assert all(torch.equal(others[name], gradient) for name, gradient in gradients.items())
 
 
-@pytest.mark.parametrize("gradients", ["no_grad", "detach"])
-def test_a_layer_without_gradients_gets_none_beside_one_with_them(gradients: str) -> None:
-    model, x = _frozen_branches(gradients)
-    first, second = model(x)
-    second.square().sum().backward()
+@pytest.mark.parametrize("form", ["no_grad", "detach", "apart"])
+def test_a_layer_without_gradients_gets_none_beside_one_with_them(form: str) -> None:
+    model, x = _frozen_branches(form)
+    result = model(x)
+    (result[1] if form == "apart" else result).square().sum().backward()
     lacking = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert sorted(name for name in lacking if "first" in name or "second" in name) == ["first.bias", "first.weight"]
-    assert not first.requires_grad

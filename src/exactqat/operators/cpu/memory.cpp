@@ -7,7 +7,6 @@
 #else
 #include <pthread.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -23,7 +22,7 @@ namespace exactqat {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLeast = size_t{512} << 20;  // what is kept whatever was in use
+constexpr size_t kLeast = size_t{512} << 20;  // what may be kept whatever was in use
 
 // Fresh pages from the system, null if it has none; and back to it.
 void* map_pages(size_t bytes) {
@@ -69,26 +68,18 @@ Kept& kept() {
   return *instance;
 }
 
-// Bytes of memory that the process may have; 0 if that is not known.
-size_t memory_of_the_process() {
-#if defined(_WIN32)
-  MEMORYSTATUSEX status{};
-  status.dwLength = sizeof(status);
-  return GlobalMemoryStatusEx(&status) ? size_t(status.ullTotalPhys) : 0;
-#else
-  const size_t machine = size_t(std::max(sysconf(_SC_PHYS_PAGES), 0L)) * size_t(std::max(sysconf(_SC_PAGESIZE), 0L));
-  const size_t container = size_t(std::strtoull(first_line("/sys/fs/cgroup/memory.max").c_str(), nullptr, 10));
-  return container ? std::min(machine, container) : machine;
-#endif
-}
-
-// What a step of training frees is what the next one needs, so it is worth an eighth of all memory, where so much was in use.
 size_t limit() {
   static const size_t bytes = [] {
-    if (const char* asked = std::getenv("EXACTQAT_KEEP_MIB")) return size_t(std::strtoull(asked, nullptr, 10)) << 20;
-    return std::max(kLeast, memory_of_the_process() / 8);
+    const char* asked = std::getenv("EXACTQAT_KEEP_MIB");
+    return (asked ? size_t(std::strtoull(asked, nullptr, 10)) : size_t{4096}) << 20;
   }();
   return bytes;
+}
+
+// A training step needs what the step before it freed. In use and kept, it is a quarter more than was ever in use at once: sizes that
+// come once only are given back.
+void trim(Kept& pool) {
+  pool.shrink(std::min(limit(), std::max(kLeast, pool.most_in_use + pool.most_in_use / 4 - pool.in_use)));
 }
 
 // Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have, and
@@ -144,6 +135,7 @@ Block::Block(size_t bytes) : memory_(1), size_(bytes) {
         memory_.splice(memory_.begin(), pool.blocks, free);
         return;
       }
+    trim(pool);
   }
   data = map_pages(capacity);
   if (data == nullptr) {
@@ -166,8 +158,7 @@ Block::~Block() {
   pool.bytes += memory_.front().capacity;
   pool.in_use -= memory_.front().capacity;
   pool.blocks.splice(pool.blocks.begin(), memory_);
-  // Half as much again, since the sizes that a backward pass needs are not all those of the forward pass.
-  pool.shrink(std::min(limit(), std::max(kLeast, pool.most_in_use + pool.most_in_use / 2)));
+  trim(pool);
 }
 
 }  // namespace exactqat
