@@ -18,6 +18,7 @@ training on another one gives other weights. --page writes the tables of docs/ac
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import subprocess
 import sys
@@ -75,8 +76,8 @@ class Case:
     @property
     def rates(self) -> tuple[float, ...]:
         """Of quantization-aware training."""
-        bits = (8, 4) if self.precision == "mixed" else bits_of(self.precision)
-        return qat_rates(*bits) if self.task.qat_epochs else ()
+        bits = {"mixed": (8, 4), "float": (8, 8)}.get(self.precision) or bits_of(self.precision)
+        return qat_rates(self.task, *bits)
 
     @property
     def order(self) -> int:
@@ -115,6 +116,24 @@ def interval(task: Task, outputs: np.ndarray, targets: np.ndarray) -> float:
 def answers(outputs: np.ndarray) -> np.ndarray:
     """What decisions are made by; of a detector the class's."""
     return outputs[:, :3].argmax(1) if outputs.shape[1] == 7 else outputs.argmax(1)
+
+
+def trained_in_float(case: Case) -> Row:
+    """The float network after the training that quantized ones get, at the rate that the validation examples choose."""
+    began, networks = time.monotonic(), {}
+    for rate in case.rates:
+        network = copy.deepcopy(case.model)
+        torch.manual_seed(case.order)
+        fit(case.task, network, *case.parts[0], case.task.qat_epochs, rate, warm_up=True)
+        networks[f"float {rate:g}"] = network.eval()
+    inputs, targets = case.parts[1]
+    scores = {name: judged(case.task, outputs_of(network, inputs), targets) for name, network in networks.items()}
+    best = max(scores, key=lambda name: scores[name])
+    columns = {"methods": {name: score[0] for name, score in scores.items()}, "note": case.task.title}
+    seconds = round(time.monotonic() - began, 1)
+    return case.compared(
+        FLOAT, "QAT", best, None, outputs_of(networks[best], case.parts[2][0]), seconds=seconds, **columns
+    )
 
 
 # --- ours -------------------------------------------------------------------------------------------------------------
@@ -350,6 +369,9 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: C
             if wanted(case, FLOAT):
                 outputs = outputs_of(case.model, case.parts[2][0])
                 add(case.compared(FLOAT, "", "float", None, outputs, note=case.task.title))
+            case = replace(case, ways=("QAT",))
+            if "QAT" in due_ways[name] and seed == 0 and case.rates and wanted(case, FLOAT):
+                add(trained_in_float(case))
         for tool in tools:
             due = [case for case in cases if wanted(case, tool)]
             if tool == OURS:

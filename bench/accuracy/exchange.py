@@ -76,8 +76,7 @@ class Case:
     @property
     def rates(self) -> tuple[float, ...]:
         """Of quantization-aware training, to be tried one after the other."""
-        trains = self.task.qat_epochs and not self.untrained
-        return qat_rates(self.weights, self.activations) if trains else ()
+        return () if self.untrained else qat_rates(self.task, self.weights, self.activations)
 
     def tuned(self, model: torch.nn.Module, rate: float) -> None:
         """Trains a fake-quantized network with the task's loss."""

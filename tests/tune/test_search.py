@@ -57,7 +57,7 @@ def outputs_of(model: Any, images: np.ndarray) -> np.ndarray:
 def noise_of(candidate: Candidate, model: Any) -> float:
     (name,) = [port.name for port in candidate.graph().signature.outputs]
     task = Task(candidate.device, Data(DATA, True), tune.accuracy, {name: outputs_of(model, DATA[0])})
-    return task.mark(candidate.graph()).decibels
+    return task.marks([candidate.graph()])[0].decibels
 
 
 # --- the whole search ---------------------------------------------------------------------------------------------

@@ -175,5 +175,5 @@ def _alone(
         )
         for group in groups
     ]
-    outputs = variants.outputs(fine)
+    outputs = variants.outputs(fine, explained=False)
     return [outputs[one] for one in (variants.fine, *fine)]

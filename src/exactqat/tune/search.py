@@ -271,7 +271,12 @@ class _Searching:
         self.observer.passed = self._layer_passed
         # Seconds of an evaluation, and of a layer in a passage through the network.
         self.evaluation, self.passage = 0.0, (time.monotonic() - began) / max(self.layers, 1)
-        self.evaluators = [Evaluations(start, part, metric, executor) for part in parts]
+        # The observer has computed the float network, if it looks at all examples of its part.
+        known = self.observer.fine_outputs if self.observer.data.examples == parts[0].examples else None
+        self.evaluators = [
+            Evaluations(start, part, metric, executor, reference)
+            for part, reference in zip(parts, (known, None), strict=True)
+        ]
 
     def run(self) -> Search:
         start, began = self.best, time.monotonic()

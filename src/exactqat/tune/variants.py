@@ -62,9 +62,14 @@ class Variants:
         self._float_like = replace(profile_named(precisions.device), sums_in_float32=True)
         self.fine_outputs = self._fit()
 
-    def outputs(self, variants: Iterable[Fine], progress: Progress | bool | None = False) -> dict[Fine, Outputs]:
-        """The outputs of each variant and of both bases, in real numbers."""
-        bases = (self.coarse, self.fine)
+    def outputs(
+        self, variants: Iterable[Fine], progress: Progress | bool | None = False, explained: bool = True
+    ) -> dict[Fine, Outputs]:
+        """The outputs of each variant, of the fine one and, if explained, of the coarse one, in real numbers.
+
+        explained: what the fine network stores is looked at too, for `reasons`, which takes as long as to compute it.
+        """
+        bases = (self.coarse, self.fine) if explained else (self.fine,)
         graphs = {fine: self.precisions.variant(fine) for fine in dict.fromkeys((*bases, *variants))}
         # Where the device has int16 itself, its sums are what is judged.
         wide = any(tensor.dtype == "int16" for tensor in self.precisions.graph.tensors.values())
@@ -85,7 +90,8 @@ class Variants:
                 )
                 for base, engine in engines.items()
             }
-            self._look(stored[self.fine])
+            if explained:
+                self._look(stored[self.fine])
             for fine, graph in graphs.items():
                 if fine in stored:
                     parts[fine].append(output_values(graph, stored[fine]))

@@ -138,13 +138,16 @@ class Conv2D(Convolution):
         size = filter.shape[3]
         groups = x.shape[3] // size
         places = (x.shape[0], *output.shape[1:3])
-        sums = np.zeros((math.prod(places), groups, filter.shape[0] // groups), np.result_type(x, filter))
+        sums = np.empty((math.prod(places), groups, filter.shape[0] // groups), np.result_type(x, filter))
         filter = filter.reshape(groups, -1, *filter.shape[1:])
         met = windows_of(x, filter.shape[2:4], attributes, 0)
         for i, j in np.ndindex(filter.shape[2:4]):
             for group in range(groups):
                 values = met[:, :, :, i, j, group * size : (group + 1) * size].reshape(-1, size)
-                sums[:, group] += values @ filter[group, :, i, j].T
+                if (i, j) == (0, 0):
+                    np.matmul(values, filter[group, :, i, j].T, out=sums[:, group])
+                else:
+                    sums[:, group] += values @ filter[group, :, i, j].T
         return sums.reshape(*places, filter.shape[0] * filter.shape[1])
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:

@@ -91,7 +91,7 @@ LARGE = 1 << 20
 def block(bytes: int) -> memoryview:
     """Memory for one large result, as an object with the buffer protocol.
 
-    Freed blocks are kept for the next results, up to `EXACTQAT_KEEP_MIB` (512) in all.
+    Freed blocks are kept for the next results, up to `EXACTQAT_KEEP_MIB` (4,096) in all.
     """
     return kernels.Block(bytes)
 
