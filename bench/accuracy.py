@@ -39,7 +39,7 @@ PEER_SECONDS = 900
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
-from networks import TASKS, Parts, Task, fingerprint, fit, judged, kept, outputs_of, qat_rates  # noqa: E402
+from networks import TASKS, Parts, Task, fingerprint, fit, judged, kept, outputs_of, qat_rates, resettled  # noqa: E402
 from report import with_table  # noqa: E402
 from rows import FLOAT, OURS, PEERS, PRECISIONS, PROPOSED, Row, append, page_text, printed, read, verdict  # noqa: E402
 
@@ -126,6 +126,9 @@ def trained_in_float(case: Case) -> Row:
         torch.manual_seed(case.order)
         fit(case.task, network, *case.parts[0], case.task.qat_epochs, rate, warm_up=True)
         networks[f"float {rate:g}"] = network.eval()
+        again = resettled(case.task, network, case.parts[0][0])
+        if again is not None:
+            networks[f"float {rate:g}, statistics again"] = again.eval()
     inputs, targets = case.parts[1]
     scores = {name: judged(case.task, outputs_of(network, inputs), targets) for name, network in networks.items()}
     best = max(scores, key=lambda name: scores[name])
@@ -208,8 +211,11 @@ def quantized(case: Case, quick: bool) -> tuple[dict[str, deploy.Graph], str]:
                 groups,
                 warm_up=True,
             )
-            qat.freeze(network)
-            graphs[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
+            again = resettled(case.task, network, case.parts[0][0])
+            for version, way in ((network, ""), (again, ", statistics again")):
+                if version is not None:
+                    qat.freeze(version)
+                    graphs[f"QAT {rate:g}{way}{name}"] = deploy.lower(version.eval())
     return graphs, note
 
 

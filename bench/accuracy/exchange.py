@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import TASKS, Parts, Task, fit, outputs_of, qat_rates, restored
+from networks import TASKS, Parts, Task, fit, outputs_of, qat_rates, resettled, restored
 
 Computes = Callable[[np.ndarray], np.ndarray]
 
@@ -82,6 +82,10 @@ class Case:
         """Trains a fake-quantized network with the task's loss."""
         torch.manual_seed(self.seed)
         fit(self.task, model, *self.parts[0], 2 if self.quick else self.task.qat_epochs, rate, warm_up=True)
+
+    def resettled(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """See `networks.resettled`."""
+        return resettled(self.task, model, self.parts[0][0])
 
 
 @dataclass

@@ -8,6 +8,7 @@ shapes are drawn.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -51,6 +52,8 @@ class Task:
             quantization-aware training alone.
         followed: whether running statistics follow the training examples. They stay where the float network, which is
             what is wanted there, was trained on others.
+        resettled: of how many batches batch norms take their statistics again after training, as one more method of
+            each tool; 0: of none.
     """
 
     title: str
@@ -65,6 +68,7 @@ class Task:
     augmented: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
     trained_by_seed: bool = True
     followed: bool = True
+    resettled: int = 0
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -327,6 +331,18 @@ def fit(
             schedule.step()
 
 
+def resettled(task: Task, model: nn.Module, inputs: np.ndarray) -> nn.Module | None:
+    """A copy of a trained model whose batch norms have the statistics of examples without augmentation; None: the task
+    asks for none, or the model has no batch norm any more."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if not (task.resettled and norms):
+        return None
+    model = copy.deepcopy(model)
+    rows = np.random.default_rng(0).permutation(len(inputs))[: 64 * task.resettled]
+    torch.optim.swa_utils.update_bn(torch.from_numpy(inputs[rows]).split(64), model)
+    return model
+
+
 def trained(name: str, seed: int, data: list[tuple[np.ndarray, np.ndarray]]) -> nn.Module:
     """A float network in evaluation."""
     task = TASKS[name]
@@ -414,6 +430,7 @@ __all__ = [
     "kept",
     "outputs_of",
     "qat_rates",
+    "resettled",
     "restored",
     "tensors_of",
     "trained",

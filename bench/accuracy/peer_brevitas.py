@@ -84,8 +84,11 @@ def offers(case: Case) -> list[Offer]:
     for rate in case.rates:
         trained = copy.deepcopy(model).train()
         case.tuned(trained, rate)
-        trained.eval()
-        results.append(Offer(f"QAT {rate:g}", of_module(trained), written(case, trained, f"qat_{rate:g}")))
+        versions = {f"QAT {rate:g}": trained, f"QAT {rate:g}, statistics again": case.resettled(trained)}
+        for number, (method, version) in enumerate(versions.items()):
+            if version is not None:
+                file = written(case, version.eval(), f"qat_{rate:g}_{number}")
+                results.append(Offer(method, of_module(version), file))
     return results
 
 

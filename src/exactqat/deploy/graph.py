@@ -501,7 +501,8 @@ def _check_tensor(tensor: Tensor) -> None:
     need(tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
     need(len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
-    need(in_range, f"zero points must be in {INT8_MIN}..{INT8_MAX}, got {quantization.zero_point[:4]}")
+    if not in_range:  # printing an array takes as long as all other checks of a tensor
+        raise Refusal(f"zero points must be in {INT8_MIN}..{INT8_MAX}, got {quantization.zero_point[:4]}")
     if quantization.axis is not None:
         fits = 0 <= quantization.axis < len(tensor.shape)
         need(fits, f"channel axis {quantization.axis} is not an axis of {tensor.shape}")

@@ -120,9 +120,10 @@ class Weighted(DeviceOperator):
         """
         dtype, widest = bias_dtype(builder.tensor(input)), 127 if zero_point is None else 128
         for what, codes, bound in (("filter", filter, widest), ("bias", bias, LARGEST_BIAS[dtype])):
-            values = np.asarray(codes, np.float64)
+            values = np.asarray(codes)
+            whole = values.dtype.kind in "iu" or bool(np.all(values == np.rint(values)))
             need(
-                bool(np.all((np.abs(values) <= bound) & (values == np.rint(values)))),
+                whole and bool(-bound <= values.min(initial=0) and values.max(initial=0) <= bound),
                 f"{self.kind} {name!r}: {what} codes must be integers within -{bound}..{bound}",
             )
         filter_scale = np.atleast_1d(np.asarray(filter_scale, np.float32))
