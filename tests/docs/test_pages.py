@@ -21,11 +21,7 @@ PAGES: dict[str, list[str]] = {
     "from-aimet": [],
     "from-ai-edge-quantizer": [],
     "from-tfmot": [],
-    "four-bits": [
-        "",
-        "optimizer, loader = torch.optim.SGD(model.parameters(), 1e-3), [(images[:64], labels[:64])]",
-        "model = qat.prepare(network, images[:2], rules)\nqat.calibrate(model, images[:256].split(64))",
-    ],
+    "four-bits": ["", "optimizer, loader = torch.optim.SGD(model.parameters(), 1e-3), [(images[:64], labels[:64])]"],
     "keras-2-files": [
         "import keras\nkeras.Sequential([keras.Input((8, 8, 3)), keras.layers.DepthwiseConv2D(3)]).save('mobilenet.h5')"
     ],
