@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each step of quantizing a real network costs: processor seconds and the process' peak memory, a process each.
 
-    python bench/real_steps.py --data FOLDER [--network efficientnet_lite0] [--steps NAME,NAME] [--package FOLDER]
+    python bench/real_steps.py --data FOLDER [--network efficientnet_lite0] [--steps "NAME;NAME"] [--package FOLDER]
 
 FOLDER is laid out as docs/real-data.md says. The network gets weights of four bits and results of eight; 96 photos
 calibrate it. Processor seconds are those of all threads together. --package: the folder of another version of the
