@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import TASKS, Parts, Task, fit, outputs_of, qat_rates, resettled, restored
+from networks import TASKS, Parts, Task, fit, judged, outputs_of, qat_rates, resettled, restored, teacher
 
 Computes = Callable[[np.ndarray], np.ndarray]
 
@@ -42,6 +42,7 @@ class Case:
         quick: leave out what takes long.
         seed: of the order of examples in training.
         untrained: leave out quantization-aware training.
+        held: the network's own folder.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Case:
     quick: bool
     seed: int = 0
     untrained: bool = False
+    held: Path = Path()
 
     @property
     def calibration(self) -> np.ndarray:
@@ -78,10 +80,21 @@ class Case:
         """Of quantization-aware training, to be tried one after the other."""
         return () if self.untrained else qat_rates(self.task, self.weights, self.activations)
 
-    def tuned(self, model: torch.nn.Module, rate: float) -> None:
-        """Trains a fake-quantized network with the task's loss."""
+    @property
+    def taught(self) -> bool:
+        """Whether the best of the rates is tried with the loss of the float network, too."""
+        return self.task.taught and self.activations < 8 and not self.untrained
+
+    def tuned(self, model: torch.nn.Module, rate: float, taught: bool = False) -> None:
+        """Trains a fake-quantized network with the task's loss; `taught`: with half of it, and half of `teacher`'s."""
+        tutor = teacher(self.task, self.held, self.model, self.parts) if taught else None
+        epochs = 2 if self.quick else self.task.qat_epochs
         torch.manual_seed(self.seed)
-        fit(self.task, model, *self.parts[0], 2 if self.quick else self.task.qat_epochs, rate, warm_up=True)
+        fit(self.task, model, *self.parts[0], epochs, rate, warm_up=True, teacher=tutor)
+
+    def score(self, outputs: np.ndarray) -> tuple[float, float]:
+        """Of outputs on the validation examples, as `networks.judged` has it."""
+        return judged(self.task, outputs, self.parts[1][1])
 
     def resettled(self, model: torch.nn.Module) -> torch.nn.Module | None:
         """See `networks.resettled`."""
@@ -153,7 +166,7 @@ def _answered(
     arrays: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         left_out = options.quick, seed, options.untrained
-        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), *left_out)
+        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), *left_out, held=folder)
         for offer in offers(case):
             for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
                 for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 Parts = list[tuple[Any, np.ndarray]]
 # Examples to train on, to decide by, and to judge by.
@@ -54,6 +55,8 @@ class Task:
             what is wanted there, was trained on others.
         resettled: of how many batches batch norms take their statistics again after training, as one more method of
             each tool; 0: of none.
+        taught: whether networks whose activations have fewer than 8 bits also learn from `teacher`, at the best of the
+            rates, as one more method of each tool.
     """
 
     title: str
@@ -69,6 +72,7 @@ class Task:
     trained_by_seed: bool = True
     followed: bool = True
     resettled: int = 0
+    taught: bool = False
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -303,11 +307,13 @@ def fit(
     rate: float,
     groups: Any = None,
     warm_up: bool = False,
+    teacher: nn.Module | None = None,
 ) -> None:
     """Trains with Adam, whose rate falls by a cosine.
 
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
+    teacher: half of the loss is how far the classes are from those of this network.
     """
     in_training(task, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -326,9 +332,36 @@ def fit(
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
-            task.loss(model(*(task.augmented(x[rows]) for x in tensors)), y[rows]).backward()
+            examples = [task.augmented(x[rows]) for x in tensors]
+            outputs = model(*examples)
+            loss = task.loss(outputs, y[rows])
+            if teacher is not None:
+                with torch.no_grad():
+                    answers = teacher(*examples)
+                loss = 0.5 * loss + 0.5 * distillation(outputs, answers)
+            loss.backward()
             optimizer.step()
             schedule.step()
+
+
+def distillation(outputs: torch.Tensor, answers: torch.Tensor, temperature: float = 4.0) -> torch.Tensor:
+    """`qat.distillation_loss` of arXiv:1503.02531, which the adapters' environments do not have."""
+    softened = [F.log_softmax(scores / temperature, 1) for scores in (outputs, answers)]
+    return F.kl_div(*softened, reduction="batchmean", log_target=True) * temperature**2
+
+
+def teacher(task: Task, folder: Path, model: nn.Module, parts: Parts) -> nn.Module:
+    """The float network after the training that quantized ones get, by the lower of the rates of 8 bits. It is trained
+    once and kept in the network's folder."""
+    network, weights = copy.deepcopy(model), folder / "teacher.pt"
+    if weights.exists():
+        network.load_state_dict(torch.load(weights, weights_only=True))
+    else:
+        torch.manual_seed(0)
+        fit(task, network, *parts[0], task.qat_epochs, qat_rates(task, 8, 8)[0], warm_up=True)
+        torch.save(network.state_dict(), folder / "teacher.part")
+        os.replace(folder / "teacher.part", weights)
+    return network.eval()
 
 
 def resettled(task: Task, model: nn.Module, inputs: np.ndarray) -> nn.Module | None:
@@ -424,6 +457,7 @@ __all__ = [
     "Parts",
     "Task",
     "accuracy",
+    "distillation",
     "fit",
     "in_training",
     "judged",
@@ -432,6 +466,7 @@ __all__ = [
     "qat_rates",
     "resettled",
     "restored",
+    "teacher",
     "tensors_of",
     "trained",
 ]

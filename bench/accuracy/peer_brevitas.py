@@ -81,15 +81,29 @@ def offers(case: Case) -> list[Offer]:
                 for batch in batches:
                     model(batch)
     results = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
-    for rate in case.rates:
-        trained = copy.deepcopy(model).train()
-        case.tuned(trained, rate)
-        versions = {f"QAT {rate:g}": trained, f"QAT {rate:g}, statistics again": case.resettled(trained)}
-        for number, (method, version) in enumerate(versions.items()):
-            if version is not None:
-                file = written(case, version.eval(), f"qat_{rate:g}_{number}")
-                results.append(Offer(method, of_module(version), file))
+    trainings = {rate: trained(case, model, rate, "") for rate in case.rates}
+    results += [offer for offers in trainings.values() for offer in offers]
+    if trainings and case.taught:
+        scores = {
+            rate: max(case.score(offer.runtime(case.parts[1][0])) for offer in offers)
+            for rate, offers in trainings.items()
+        }
+        results += trained(case, model, max(scores, key=lambda rate: scores[rate]), ", taught")
     return results
+
+
+def trained(case: Case, model: nn.Module, rate: float, way: str) -> list[Offer]:
+    """A copy of a calibrated network after training, and that with other statistics."""
+    network = copy.deepcopy(model).train()
+    case.tuned(network, rate, taught=bool(way))
+    versions = {"": network, ", statistics again": case.resettled(network)}
+    offers = []
+    for number, (statistics, version) in enumerate(versions.items()):
+        if version is not None:
+            method = f"QAT {rate:g}{statistics}{way}"
+            file = written(case, version.eval(), f"qat_{rate:g}_{number}{way[2:]}")
+            offers.append(Offer(method, of_module(version), file))
+    return offers
 
 
 if __name__ == "__main__":

@@ -423,10 +423,10 @@ REAL_TASKS: dict[str, Task] = {
                                functools.partial(efficientnet_lite, 2), **_CLASSES, epochs=0, qat_epochs=0,
                                calibration=CALIBRATING),
     "resnet8": Task("CIFAR-10, MLPerf Tiny's ResNet-8", functools.partial(cifar, False), resnet8, **_CLASSES,
-                    epochs=0, qat_epochs=1, rates=FINE_RATES, augmented=moved_and_mirrored, resettled=200),
+                    epochs=0, qat_epochs=1, rates=FINE_RATES, augmented=moved_and_mirrored, resettled=200, taught=True),
     # Six epochs are what a busy processor trains in half an hour; more would probably help.
     "mobilenet_v2": Task("CIFAR-10, MobileNetV2", functools.partial(cifar, True), mobilenet_v2, **_CLASSES, epochs=6,
-                         qat_epochs=1, augmented=moved_and_mirrored),
+                         qat_epochs=1, augmented=moved_and_mirrored, taught=True),
     "dscnn": Task("spoken digits, DS-CNN", spoken_digits, dscnn, **_CLASSES, epochs=30, qat_epochs=6),
     "wake_word": Task("wake word in 23 recordings, MLPerf Tiny's", wake_words, streaming_wake_word, **_CLASSES,
                       epochs=0, qat_epochs=0, calibration=15),

@@ -80,3 +80,14 @@ def test_tables_hold_means_over_seeds() -> None:
     )
     assert "| d | 1 | 95.0 | 90.0 | 85.0 (predicted 93.0) | 85.0 (predicted 93.0) † |\n" in again
     assert "ViT" not in text and text.startswith("- significantly worse than the best peer in 0 of 2 rows")
+
+
+def test_tools_learn_from_a_teacher_by_the_same_loss() -> None:
+    """Adapters run where this library is not, so the benchmark has the formula too."""
+    torch = pytest.importorskip("torch")
+    from networks import distillation
+
+    from exactqat import qat
+
+    outputs, answers = torch.randn(2, 16, 10, generator=torch.Generator().manual_seed(0)) * 5
+    torch.testing.assert_close(distillation(outputs, answers), qat.distillation_loss(outputs, answers))
