@@ -422,7 +422,7 @@ def run(flags: Any, tools: Sequence[str], pythons: dict[str, str], comparison: C
                 outputs = outputs_of(case.model, case.parts[2][0])
                 add(case.compared(FLOAT, "", "float", None, outputs, note=case.task.title))
             case = replace(case, ways=("QAT",))
-            if "QAT" in due_ways[name] and seed == 0 and case.rates and wanted(case, FLOAT):
+            if "QAT" in due_ways[name] and case.rates and wanted(case, FLOAT):
                 add(trained_in_float(case))
         for tool in tools:
             due = [case for case in cases if wanted(case, tool)]

@@ -16,7 +16,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import step
 import torch
@@ -28,22 +27,14 @@ from exactqat import qat
 INTEGERS, REAL = "the device's integers", "real numbers"
 
 
-def frozen(case: step.Task, profile: str) -> qat.PreparedModel:
-    """A network in its frozen phase."""
+def frozen(case: step.Task, profile: str, real: bool) -> qat.PreparedModel:
+    """A network in its frozen phase. real: as if there were no device for its rules."""
     model = qat.prepare(case.model, case.images, device=profile).to(case.images.device)
     qat.calibrate(model, [case.images])
     qat.freeze(model)
+    if real:
+        model.profile = None
     return model.train()
-
-
-@contextmanager
-def in_real_numbers(model: qat.PreparedModel) -> Iterator[None]:
-    """The same model as if there were no device for its rules."""
-    profile, model.profile = model.profile, None
-    try:
-        yield
-    finally:
-        model.profile = profile
 
 
 def training(model: qat.PreparedModel, case: step.Task) -> Callable[[], None]:
@@ -91,15 +82,10 @@ def compared(integers: Callable[[], None], real: Callable[[], None], repeats: in
 def raced(framework: str, case: step.Task, profile: str, repeats: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """A step and an evaluation, and seconds of every turn."""
     if framework == "torch":
-        model = frozen(case, profile)
+        # Not one model that changes its device: it would forget what it has prepared for the device before.
+        models = [frozen(case, profile, real) for real in (False, True)]
         for what, make in (("step", training), ("evaluation", evaluation)):
-            run = make(model, case)
-
-            def real(run: Callable[[], None] = run) -> None:
-                with in_real_numbers(model):
-                    run()
-
-            yield what, compared(run, real, repeats)
+            yield what, compared(*(make(model, case) for model in models), repeats)
         return
     import frozen_elsewhere
 

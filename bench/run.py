@@ -373,6 +373,10 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
         results["settings"] |= {"peers": card.SETTINGS, "cache_bytes": options.gpu.cache_bytes, "caches": card.CACHES}
         if not options.only:
             results["step"] = training_step()  # first, while nobody else needs the memory
+    if options.memory:  # before what takes long
+        import memory
+
+        results["memory"] = memory.compare("mobilenet_v2")
     with other.environment(options.base) as base:
         for threads in options.threads:
             workers: dict[str, Worker] = {}
@@ -382,10 +386,6 @@ def collect(options: argparse.Namespace, console: Any) -> dict[str, Any]:
             finally:
                 for worker in workers.values():
                     worker.close()
-    if options.memory:
-        import memory
-
-        results["memory"] = memory.compare("mobilenet_v2")
     if options.huge:
         import huge
 

@@ -220,7 +220,8 @@ def page_text(rows: Sequence[Row], titles: dict[str, str], precisions: Sequence[
                      and row.seed in seeds]  # fmt: skip
             cells = [title, str(len(seeds)), points(mean(plain))]
             if beside:
-                cells.append(points(next((row.runtime for row in trained if row.network == name), None)))
+                floats = [row.runtime for row in trained if row.network == name and row.runtime is not None]
+                cells.append(points(mean(floats) if floats else None))
             for tool in shown:
                 of_tool = [row for row in part if row.network == name and row.tool == tool and row.seed in seeds]
                 same = [row for row in of_tool if row.weights == ours[row.seed].weights]
