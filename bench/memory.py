@@ -46,10 +46,9 @@ def _resident(field: str) -> float:
 
 
 def measure(network: str, contestant: str) -> float:
+    import step
     import torch
     import torch.nn.functional as F
-
-    import step
 
     from exactqat import qat
 
