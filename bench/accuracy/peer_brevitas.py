@@ -82,11 +82,11 @@ def offers(case: Case) -> list[Offer]:
                     model(batch)
     results = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
     trainings = {rate: trained(case, model, rate, "") for rate in case.rates}
-    results += [offer for offers in trainings.values() for offer in offers]
+    results += [offer for versions in trainings.values() for offer in versions]
     if trainings and case.taught:
         scores = {
-            rate: max(case.score(offer.runtime(case.parts[1][0])) for offer in offers)
-            for rate, offers in trainings.items()
+            rate: max(case.score(offer.runtime(case.parts[1][0])) for offer in versions)
+            for rate, versions in trainings.items()
         }
         results += trained(case, model, max(scores, key=lambda rate: scores[rate]), ", taught")
     return results
