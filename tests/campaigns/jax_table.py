@@ -18,10 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and "--spread" in sys.argv:
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-
 import _tests_folder  # noqa: F401
+import virtual_devices
+
+if __name__ == "__main__" and "--spread" in sys.argv:
+    os.environ |= virtual_devices.environment(8)
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import virtual_devices
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -458,7 +459,7 @@ def test_nan_in_an_evaluation() -> None:
 @pytest.mark.slow
 def test_a_frozen_network_on_several_devices() -> None:
     """Each computes the integers of its own examples, in evaluation and in training."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | virtual_devices.environment(4)
     finished = subprocess.run([sys.executable, str(SPREAD)], env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
@@ -500,7 +501,7 @@ assert not results("reference", jax.jit, x)[1]
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_a_program_for_several_accelerators_calls_no_host(kind: str) -> None:
     """It computes fake quantization and says so, whoever names the devices: `in_shardings` or the arrays' types."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | virtual_devices.environment(4)
     script = ACCELERATORS.replace("KIND", kind)
     finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -624,7 +625,7 @@ for _ in range(2):
 def test_synchronized_replicas_are_one_device(ranges: str, folded: bool) -> None:
     """Two steps under `shard_map`: results, gradients, ranges and statistics are those of the whole batch."""
     script = SYNCHRONIZED.replace("RULE", f"qat.Rule(ranges={ranges!r}, fold_batch_norm={folded})")
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | virtual_devices.environment(4)
     finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import virtual_devices
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
@@ -75,10 +76,10 @@ def check(results: list[tuple[str, ...]]) -> None:
 
 @cache
 def on_cpus(name: str) -> list[tuple[str, ...]]:
-    devices = "" if name == "jax_processes" else "--xla_force_host_platform_device_count=2"
+    devices = {"XLA_FLAGS": ""} if name == "jax_processes" else virtual_devices.environment(2)
     cpus = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
-        return run(name, Path(folder), **cpus, XLA_FLAGS=devices)
+        return run(name, Path(folder), **cpus, **devices)
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import virtual_devices
+
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    os.environ |= virtual_devices.environment(8)
 
 import jax
 import jax.numpy as jnp
