@@ -181,6 +181,11 @@ def bits_of(precision: str) -> tuple[int, int]:
     return int(weights), int(activations)
 
 
+def few_bits(precision: str) -> bool:
+    """Whether something has fewer than 8 bits."""
+    return precision == "mixed" or min(bits_of(precision)) < 8
+
+
 @dataclass(frozen=True)
 class Start:
     """What training starts from: the plans that are worth it, with what the search gave for each.
@@ -231,31 +236,38 @@ def quantized(case: Case, quick: bool) -> dict[str, deploy.Graph]:
         by_rate = {rate: trainings(case, rules, result, rate, quick, name) for rate in rates}
         for versions in by_rate.values():
             graphs |= versions
-        if rates and case.task.taught and case.precision != "mixed" and bits_of(case.precision)[1] < 8:
+        if rates and case.task.taught and few_bits(case.precision):
             scores = {rate: max(score(case, graph) for graph in versions.values())
                       for rate, versions in by_rate.items()}  # fmt: skip
             best = max(rates, key=lambda rate: scores[rate])
-            graphs |= trainings(case, rules, result, best, quick, f", taught{name}")
+            graphs |= trainings(case, rules, result, best, quick, name, taught=True)
     return graphs
 
 
 def trainings(
-    case: Case, rules: Sequence[qat.Rule], result: tune.Search, rate: float, quick: bool, name: str
+    case: Case,
+    rules: Sequence[qat.Rule],
+    result: tune.Search,
+    rate: float,
+    quick: bool,
+    name: str,
+    taught: bool = False,
 ) -> dict[str, deploy.Graph]:
-    """QAT at one rate from what was searched; it learns the ranges too."""
+    """QAT at one rate from what was searched; it learns the ranges too, and from `teacher` where it is taught."""
     network = result.apply(prepared(case, [replace(rule, ranges="learned") for rule in rules]))
     # The ranges of weights are trained more slowly.
     groups = qat.parameter_groups(network, rate, range_lr=rate)
-    tutor = teacher(case.task, case.folder, case.model, case.parts) if "taught" in name else None
+    tutor = teacher(case.task, case.folder, case.model, case.parts) if taught else None
     epochs = 1 if quick else case.task.qat_epochs
     torch.manual_seed(case.order)
     fit(case.task, network.train(), *case.parts[0], epochs, rate, groups, warm_up=True, teacher=tutor)
     versions = {"": network, ", statistics again": resettled(case.task, network, case.parts[0][0])}
+    loss = ", taught" if taught else ""
     graphs: dict[str, deploy.Graph] = {}
     for way, version in versions.items():
         if version is not None:
             qat.freeze(version)
-            graphs[f"QAT {rate:g}{way}{name}"] = deploy.lower(version.eval())
+            graphs[f"QAT {rate:g}{way}{loss}{name}"] = deploy.lower(version.eval())
     return graphs
 
 

@@ -83,7 +83,7 @@ class Case:
     @property
     def taught(self) -> bool:
         """Whether the best of the rates is tried with the loss of the float network, too."""
-        return self.task.taught and self.activations < 8 and not self.untrained
+        return self.task.taught and min(self.weights, self.activations) < 8 and not self.untrained
 
     def tuned(self, model: torch.nn.Module, rate: float, taught: bool = False) -> None:
         """Trains a fake-quantized network with the task's loss; `taught`: with half of it, and half of `teacher`'s."""

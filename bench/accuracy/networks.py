@@ -55,8 +55,8 @@ class Task:
             what is wanted there, was trained on others.
         resettled: of how many batches batch norms take their statistics again after training, as one more method of
             each tool; 0: of none.
-        taught: whether networks whose activations have fewer than 8 bits also learn from `teacher`, at the best of the
-            rates, as one more method of each tool.
+        taught: whether networks with fewer than 8 bits also learn from `teacher`, at the best of the rates, as one more
+            method of each tool.
     """
 
     title: str
