@@ -18,6 +18,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from exactqat import qat  # noqa: E402
+from exactqat.operators.cpu import kernels  # noqa: E402
 from exactqat.qat.train.core import primitives_numpy, ranges  # noqa: E402
 from exactqat.qat.train.jax import primitives as primitives_jax  # noqa: E402
 from exactqat.qat.train.torch import primitives as primitives_torch  # noqa: E402
@@ -50,23 +51,25 @@ def test_the_same_network_trains_to_the_same_bits_in_all_frameworks() -> None:
 @pytest.mark.parametrize("policy", ["ema", "last_batch", "min_max", "percentile"])
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_averages_have_the_same_bits_everywhere(policy: str, nonnegative: bool) -> None:
-    """Compiled by XLA too, which contracts products and sums where nothing keeps it from that."""
+    """Compiled by XLA too, which contracts products and sums where nothing keeps it from that; and at addresses."""
     random = np.random.default_rng(0)
     extremes = [np.sort(random.normal(size=2) * 10.0 ** random.integers(-3, 4)).astype(np.float32) for _ in range(200)]
     extremes[5] = np.array([-np.inf, 1], np.float32)
     extremes[9] = np.array([-3e38, 3e38], np.float32)
+    extremes[12] = np.array([np.nan, np.nan], np.float32)
 
     def after(p: Any, shown: Any, before: Any, batches: Any) -> Any:
         ends = ranges.with_zero(p, shown[0], shown[1], nonnegative)
         return ranges.observed(p, policy, 0.99, [ends], 1, before, batches)
 
     compiled = jax.jit(lambda *operands: after(primitives_jax, *operands))
-    zero = np.float32(0)
+    moved, moved_count = np.zeros(2, np.float32), np.zeros((), np.int64)
+    moved_at = [moved.ctypes.data, moved.ctypes.data + 4, moved_count.ctypes.data]
+    number = {"last_batch": 1, "min_max": 2}.get(policy, 0)
     states = {
         "torch": ((torch.zeros(()), torch.zeros(())), torch.tensor(0)),
         "jax": ((jnp.zeros(()), jnp.zeros(())), jnp.zeros((), jnp.int32)),
         "numpy": ((np.zeros((), np.float32), np.zeros((), np.float32)), np.zeros((), np.int32)),
-        "scalars": ((zero, zero), 0),
     }
     for shown in extremes:
         *ends, count = after(primitives_torch, torch.from_numpy(shown), *states["torch"])
@@ -76,13 +79,13 @@ def test_averages_have_the_same_bits_everywhere(policy: str, nonnegative: bool) 
         with np.errstate(over="ignore", invalid="ignore"):
             *ends, count = after(primitives_numpy, shown, *states["numpy"])
             states["numpy"] = ((ends[0], ends[1]), count)
-            *ends, count = after(ranges.scalars, shown, *states["scalars"])
-            states["scalars"] = ((ends[0], ends[1]), count)
+        kernels.move_range(shown.ctypes.data, shown.ctypes.data + 4, *moved_at, number, 0.99, nonnegative)
+        states["addresses"] = ((moved[0], moved[1]), moved_count)
         for (low, high), count in states.values():
             bits = [np.float32(end).tobytes() for end in (low, high)]
             assert bits == [np.float32(end).tobytes() for end in states["torch"][0]]
             assert int(count) == int(states["torch"][1])
-    assert int(states["torch"][1]) == 198 + 2 * nonnegative
+    assert int(states["torch"][1]) == 197 + 2 * nonnegative
 
 
 @pytest.mark.slow

@@ -77,9 +77,6 @@ def test_a_framework_offers_its_protocol(framework: str) -> None:
 
 def test_numpy_offers_what_makes_integers() -> None:
     assert not list(problems(primitives_numpy, protocols.NumberPrimitives))
-    from exactqat.qat.train.core.ranges import scalars
-
-    assert not list(problems(scalars, protocols.RangePrimitives))
 
 
 def test_what_is_missing_or_taken_otherwise_is_found() -> None:

@@ -105,8 +105,8 @@ def _check_memory(op: Operator, name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _empty(spec: TensorSpec) -> Callable[[], torch.Tensor]:
-    """What makes a tensor for a result."""
+def allocator(spec: TensorSpec) -> Callable[[], torch.Tensor]:
+    """What makes a tensor for a result on the CPU."""
     dtype = _DTYPES[spec.dtype]
     bytes = spec.size * ITEM_SIZES[spec.dtype]
     if bytes < LARGE:
@@ -162,7 +162,7 @@ def _register(op: Operator) -> Results:
             _check_memory(op, name, tensor)
         dense = [tensor.contiguous() for tensor in tensors]
         lowered, plan = planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
-        results = [_empty(spec)() for spec in lowered.results]
+        results = [allocator(spec)() for spec in lowered.results]
         try:
             plan(*[tensor.data_ptr() for tensor in (*dense, *results)])
         except ValueError as error:
@@ -359,7 +359,7 @@ def _learn(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) ->
     lowered, plan = planned(op, specs, tuple(attributes.items()))
     templates = [spec if isinstance(value, torch.Tensor) else None for spec, value in zip(specs, operands, strict=True)]
     results = [  # `like` is the quicker way, but knows nothing of blocks
-        templates.index(spec) if spec in templates and spec.size * ITEM_SIZES[spec.dtype] < LARGE else _empty(spec)
+        templates.index(spec) if spec in templates and spec.size * ITEM_SIZES[spec.dtype] < LARGE else allocator(spec)
         for spec in lowered.results
     ]
     return plan, results, tuple(attributes.values())
@@ -407,7 +407,7 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: Attributes, out
         raise TypeError(f"{op.name}: out cannot be used under torch.compile, which plans memory itself")
     if any(tensor is None for tensor in out):
         lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
-        out = tuple([_empty(s)() if t is None else t for s, t in zip(lowered.results, out, strict=True)])
+        out = tuple([allocator(s)() if t is None else t for s, t in zip(lowered.results, out, strict=True)])
     for tensor in out:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             raise TypeError(f"out must be PyTorch tensors on the CPU like the operands, got {type(tensor).__name__}")

@@ -21,6 +21,7 @@
 
 #include "call.h"
 #include "memory.h"
+#include "moved_range.h"
 #include "parallel.h"
 #include "xla.h"
 
@@ -705,6 +706,14 @@ Shortcut* make_shortcut(const std::vector<std::pair<std::string, bool>>& paramet
   return s.release();
 }
 
+// At addresses, as reading numbers from tensors takes longer than computing with them.
+void move_range_at(uintptr_t low, uintptr_t high, uintptr_t minimum, uintptr_t maximum, uintptr_t batches, int policy, float decay,
+                   bool nonnegative) {
+  const auto number = [](uintptr_t address) -> float& { return *reinterpret_cast<float*>(address); };
+  move_range(number(low), number(high), number(minimum), number(maximum), *reinterpret_cast<int64_t*>(batches), Following(policy), decay,
+             nonnegative);
+}
+
 // A Block as Python sees it: writable bytes, alive as long as an array lies in them.
 int get_block_buffer(PyObject* object, Py_buffer* view, int flags) {
   const Block* block = nb::inst_ptr<Block>(object);
@@ -734,6 +743,8 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   nb::class_<Shortcut>(module, "Shortcut")
       .def("__call__", &run_shortcut, nb::arg("args"), nb::arg("kwargs"), nb::arg("out") = nb::none());
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
+  module.def("move_range", &move_range_at, nb::arg("low"), nb::arg("high"), nb::arg("minimum"), nb::arg("maximum"), nb::arg("batches"),
+             nb::arg("policy"), nb::arg("decay"), nb::arg("nonnegative"));
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);
   module.def("set_thread_count", &set_thread_count);

@@ -35,7 +35,7 @@ Real<S> largest_magnitude(const S* row, int64_t size) {
   return real(magnitude);
 }
 
-// visit(row, nudged) for each row, with the range [-m, m] of its `magnitude(row)`.
+// visit(row, m, nudged) for each row, with the range [-m, m] of its `magnitude(row)`.
 template <class T, class Magnitude, class Visit>
 void for_each_row(const Call& call, int64_t rows, int64_t size, Magnitude&& magnitude, Visit&& visit) {
   using V = Vector<T>;
@@ -58,7 +58,7 @@ void for_each_row(const Call& call, int64_t rows, int64_t size, Magnitude&& magn
       n.quant_zero.store(parts[4]);
       const uint32_t no_range = bits_of(n.no_range);
       for (int64_t k = 0; k < count; ++k)
-        visit(row + k, Nudged<T>{parts[0][k], parts[1][k], parts[2][k], parts[3][k], parts[4][k], bool(no_range >> k & 1)});
+        visit(row + k, m[k], Nudged<T>{parts[0][k], parts[1][k], parts[2][k], parts[3][k], parts[4][k], bool(no_range >> k & 1)});
     }
   });
 }
@@ -91,7 +91,7 @@ void gradient_of_row(const S* gradients, const S* inputs, S* backprops, int64_t 
   using V = Vector<T>;
   if (n.no_range) {
     // A copy, denormals included.
-    std::memcpy(backprops, gradients, size * sizeof(S));
+    if (backprops != gradients) std::memcpy(backprops, gradients, size * sizeof(S));
     return;
   }
   const V low = V::all(n.nudged_min), high = V::all(n.nudged_max);
@@ -148,7 +148,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_rows) {
   const int64_t rows = call.operands[0].shape[0], size = rows ? call.operands[0].size() / rows : 0;
   for_each_row<T>(
       call, rows, size, [=](int64_t row) { return largest_magnitude(inputs + row * size, size); },
-      [=](int64_t row, const Nudged<T>& n) { quantize_row(inputs + row * size, outputs + row * size, size, n); });
+      [=](int64_t row, T, const Nudged<T>& n) { quantize_row(inputs + row * size, outputs + row * size, size, n); });
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_rows_gradient) {
@@ -156,9 +156,12 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_rows_gradient) {
   const S *gradients = call.operands[0].as<S>(), *inputs = call.operands[1].as<S>();
   S* backprops = call.results[0].as<S>();
   const int64_t rows = call.operands[1].shape[0], size = rows ? call.operands[1].size() / rows : 0;
+  const bool in_place = backprops == gradients;
   for_each_row<T>(
       call, rows, size, [=](int64_t row) { return largest_magnitude(inputs + row * size, size); },
-      [=](int64_t row, const Nudged<T>& n) {
+      [=](int64_t row, T magnitude, const Nudged<T>& n) {
+        // Most gradients pass: in their own memory they need not even be read.
+        if (in_place && -magnitude >= n.nudged_min && magnitude <= n.nudged_max) return;
         gradient_of_row(gradients + row * size, inputs + row * size, backprops + row * size, size, n);
       });
 }
@@ -171,7 +174,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_rows_within) {
   const int64_t rows = call.operands[0].shape[0], size = rows ? call.operands[0].size() / rows : 0;
   for_each_row<T>(
       call, rows, size, [=](int64_t row) { return magnitudes[row]; },
-      [=](int64_t row, const Nudged<T>& n) { quantize_row(inputs + row * size, outputs + row * size, size, n); });
+      [=](int64_t row, T, const Nudged<T>& n) { quantize_row(inputs + row * size, outputs + row * size, size, n); });
 }
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_rows_within_gradient) {
@@ -183,7 +186,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_rows_within_gradient) {
   const int64_t rows = call.operands[1].shape[0], size = rows ? call.operands[1].size() / rows : 0;
   for_each_row<T>(
       call, rows, size, [=](int64_t row) { return magnitudes[row]; },
-      [=](int64_t row, const Nudged<T>& n) {
+      [=](int64_t row, T, const Nudged<T>& n) {
         to_magnitudes[row] = gradients_of_row(gradients + row * size, inputs + row * size, backprops + row * size, size, n);
       });
 }

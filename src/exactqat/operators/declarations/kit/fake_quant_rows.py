@@ -34,7 +34,7 @@ def fake_quant_rows(inputs: Tensor, num_bits: int = 8, narrow_range: bool = Fals
     return Lowering((inputs,), "fake_quant_rows", quantization(num_bits, narrow_range))
 
 
-@operator(None, ("backprops",))
+@operator(None, ("backprops",), reuses=("gradients",))
 def fake_quant_rows_gradient(
     gradients: Tensor, inputs: Tensor, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:
@@ -87,7 +87,7 @@ def fake_quant_rows_within(
     return Lowering((inputs,), "fake_quant_rows_within", quantization(num_bits, narrow_range))
 
 
-@operator(None, ("backprops_wrt_input", "backprop_wrt_magnitudes"))
+@operator(None, ("backprops_wrt_input", "backprop_wrt_magnitudes"), reuses=("gradients",))
 def fake_quant_rows_within_gradient(
     gradients: Tensor, inputs: Tensor, magnitudes: Range, num_bits: int = 8, narrow_range: bool = False
 ) -> Lowering:

@@ -64,7 +64,7 @@ class HostFunction(Protocol):
 
 
 class RangePrimitives(Protocol):
-    """What moves a range: `ranges.scalars` offers this much for NumPy's numbers."""
+    """What moves a range."""
 
     def maximum(self, first: Array, second: Array, /) -> Array: ...
     def minimum(self, first: Array, second: Array, /) -> Array: ...

@@ -36,19 +36,6 @@ class DeviceGrid(NamedTuple):
     zero_point: Array
 
 
-class scalars:
-    """Primitives for NumPy's float32 numbers, for when a few numbers should cost next to nothing."""
-
-    minimum = staticmethod(min)
-    maximum = staticmethod(max)
-    to_float = np.float32
-
-    @staticmethod
-    def where(condition: Array, first: Array, second: Array) -> Array:
-        """`first` where the condition holds, else `second`."""
-        return first if condition else second
-
-
 def grid_steps(bits: int, narrow_range: bool) -> int:
     """Steps between the lowest and the highest code."""
     return 2**bits - 1 - int(narrow_range)

@@ -34,6 +34,7 @@ from ..core.freezing import frozen
 from ..core.steps import Input, Step, WeightedStep
 from ..core.trained import TrainedNetwork
 from . import collectives, primitives
+from .fused_layers import FusedLayer, trains_plainly
 from .repeats import Repeats
 from .state import Bound, HeldRange, ModuleGrid, ModulePlan, ModuleState, TrainingOnly
 from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
@@ -121,6 +122,8 @@ class PreparedModel(Owner):
         for step in plan.steps:
             self._steps[step.path] = self._bound(step, modules.get(step.place.path, self))
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
+        fused = {path: FusedLayer.of(step) for path, step in self._steps.items()}
+        self._fused_calls = self._calls | {path: layer for path, layer in fused.items() if layer is not None}
         self._order = _order(plan)
         self._device = Device(self._state)
         self._repeats = Repeats()
@@ -246,12 +249,13 @@ class PreparedModel(Owner):
     def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Real numbers and fake quantization, layer after layer."""
         values: dict[str, Tensor] = {}
+        calls = self._fused_calls if trains_plainly(self._state) else self._calls
         for path, tensor in inputs.items():
-            values[path] = self._calls[path](tensor)
+            values[path] = calls[path](tensor)
             if seen is not None:
                 seen[path] = values[path]
         for path, operands, finished in self._order:
-            values[path] = self._calls[path](*[values[name] for name in operands])
+            values[path] = calls[path](*[values[name] for name in operands])
             if seen is not None:
                 seen[path] = values[path]
             for name in finished:
@@ -537,4 +541,4 @@ def without_quantization(model: PreparedModel, observing: bool = False) -> Itera
 
 
 # What `PreparedModel._bind` makes.
-_BOUND = ("_core", "_state", "_steps", "_calls", "_order", "_device", "_repeats")
+_BOUND = ("_core", "_state", "_steps", "_calls", "_fused_calls", "_order", "_device", "_repeats")

@@ -285,18 +285,26 @@ def conv(
     pairs = [(int(before), int(after)) for before, after in padding]
     if groups == x.shape[1] > 1 and weight.dim() in (3, 4):
         return depthwise(x, weight, bias, strides, pairs, dilations)
+    x, strides, amounts = arranged(x, weight, strides, pairs)
+    convolve = cast(Any, _CONVOLUTIONS[len(pairs)])
+    return cast(Tensor, convolve(x, weight, bias, strides, amounts, tuple(dilations), groups))
+
+
+def arranged(
+    x: Tensor, weight: Tensor, strides: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+    """What PyTorch's own convolution reads, its strides, and how many zeros it adds on both sides of each axis."""
     if x.dim() == 4 and x.shape[1] == 1 and all(map(operator.le, strides, weight.shape[2:])):
         # One channel is in both layouts at once. PyTorch would treat it as channels first, and so would all layers
         # after it; kernels here want channels last. Not with longer strides, see `conv_transpose`.
         x = x[:, 0, :, :, None].movedim(-1, 1)
     if all(before == after for before, after in pairs):
-        amounts = [before for before, _ in pairs]
+        amounts = tuple(before for before, _ in pairs)
     else:
         x = F.pad(x, _innermost_first(pairs))
-        amounts = [0] * len(pairs)
+        amounts = (0,) * len(pairs)
     x, strides = strides_first(x, weight, strides, amounts)
-    convolve = cast(Any, _CONVOLUTIONS[len(pairs)])
-    return cast(Tensor, convolve(x, weight, bias, strides, tuple(amounts), tuple(dilations), groups))
+    return x, strides, amounts
 
 
 def depthwise(
@@ -307,10 +315,9 @@ def depthwise(
         image = depthwise(x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations))
         return image[:, :, 0]
     x, weight, bias = as_in_autocast(x, weight, bias)
-    filter_ = weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], x.shape[1], weight.shape[0] // x.shape[1])
     convolved = eq.nn.depthwise_conv2d(
         channels_last_view(x),
-        filter_.contiguous(),
+        depthwise_filter(weight, x.shape[1]),
         strides=[1, *strides, 1],
         padding=[[0, 0], *map(list, pairs), [0, 0]],
         dilations=list(dilations),
@@ -321,6 +328,13 @@ def depthwise(
         in_place = not transformed and convolved.dtype == bias.dtype and is_plain(convolved) and is_plain(bias)
         convolved = cast(Tensor, _AddedInPlace.apply(convolved, bias)) if in_place else convolved + bias
     return channels_first_view(convolved)
+
+
+def depthwise_filter(weight: Tensor, channels: int) -> Tensor:
+    """A weight [channels * multiplier, 1, height, width] as the operator takes it, [height, width, channels,
+    multiplier]."""
+    multiplier = weight.shape[0] // channels
+    return weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], channels, multiplier).contiguous()
 
 
 class _AddedInPlace(torch.autograd.Function):

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from exactqat.operators.cpu import kernels
 from exactqat.operators.torch import fused, is_plain
 
 from ....kit.display import shortened
@@ -40,8 +41,8 @@ from .tree import BEFORE, Kept, Owner, kept_module, node_at, with_hooks
 
 # A tensor that does not depend on the input, at its current value.
 Source = Callable[[], Tensor]
-# From here on, differences are infinite in float32.
-_TOO_WIDE = 2.0**128 - 2.0**103
+# How ranges follow from a batch's extremes, by the numbers of moved_range.h; all others as averages.
+_FOLLOWING = {"last_batch": 1, "min_max": 2}
 
 _fake_quant_rows = fused("fake_quant_rows")
 _fake_quant_rows_within = fused("fake_quant_rows_within")
@@ -121,6 +122,7 @@ class ModuleGrid(StoredGrid):
         self._low, self._high = (cast(Mapping[str, Tensor], state.arrays.holder(name, end)) for end in ENDS)
         self._buffers = cast(dict[str, Tensor], self.range._buffers)
         self.policy = self.rule.ranges
+        self._following = _FOLLOWING.get(self.policy, 0)
         # `batches` and its version once there were some.
         self._counted: tuple[Tensor | None, int] = (None, -1)
 
@@ -142,17 +144,18 @@ class ModuleGrid(StoredGrid):
     def observe_extremes(self, low: Tensor, high: Tensor) -> None:
         """`observe` from a batch's extremes, rank 0 and without gradients, if no policy has to see more of it."""
         minimum, maximum, batches = self.held()
-        if self.writers == 1 and _are_at_hand(minimum, maximum) and is_plain(low):
-            # A few numbers: a small layer takes less time than PyTorch's operators on them.
-            ends = core.with_zero(core.scalars, low.item(), high.item(), self.declared.nonnegative)
-            if not ends[1] - ends[0] < _TOO_WIDE:
-                return
-            shown, before = ((np.float32(a), np.float32(b)) for a, b in (ends, (minimum.item(), maximum.item())))
-            moved = core.observed(core.scalars, self.policy, self.rule.ema_decay, [shown], 1, before, batches.item())
-            for held, value in zip((minimum, maximum, batches), moved, strict=True):
-                held.fill_(value)
+        if self.writers == 1 and _are_at_hand(minimum, maximum) and low.dtype == torch.float32 and is_plain(low):
+            self.move(low.data_ptr(), high.data_ptr(), *(end.data_ptr() for end in (minimum, maximum, batches)))
         else:
             self.take(*core.with_zero(p, low.float(), high.float(), self.declared.nonnegative))
+
+    def move(self, *places: int) -> None:
+        """`observe_extremes` for the only writer of a range on the CPU: a small layer takes less time than PyTorch's
+        operators on a few numbers. places: addresses of the extremes, float32, and of what `held` returns."""
+        kernels.move_range(*places, self._following, self.rule.ema_decay, self.declared.nonnegative)
+        ends = self.held()
+        if not ends[0].is_inference():
+            torch.autograd.graph.increment_version(ends)
 
     @torch.no_grad()
     def keep(self, moved: Sequence[Tensor]) -> None:
@@ -231,6 +234,18 @@ class ModuleGrid(StoredGrid):
         return core.codes_of(quantized.detach().cpu().numpy(), *self.scale_and_zero_point())
 
 
+def rows_of(weight: Tensor, like: Tensor | None = None) -> Tensor:
+    """A dense weight with its output channels outermost, the others as they are in memory. like: as they are in another
+    one."""
+    rows = weight.dim() == 4 and not (weight if like is None else like).is_contiguous()
+    return weight.permute(0, 2, 3, 1).contiguous() if rows else weight.contiguous()
+
+
+def with_layout_of(weight: Tensor, rows: Tensor) -> Tensor:
+    """What `rows_of` returns for a weight, with its axes."""
+    return channels_first_view(rows) if weight.dim() == 4 and not weight.is_contiguous() else rows
+
+
 def _are_at_hand(minimum: Tensor, maximum: Tensor) -> bool:
     """Whether numbers can be read for next to nothing."""
     return not torch.compiler.is_compiling() and minimum.is_cpu and is_plain(minimum) and is_plain(maximum)
@@ -251,18 +266,23 @@ class ModuleWeightGrid(WeightGrid):
             return weight
         if self._rows and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0:
             # Every dense weight has its output channels outermost: nothing is permuted, unlike in the general case.
-            rows = weight.dim() == 4 and not weight.is_contiguous()
-            dense = weight.permute(0, 2, 3, 1).contiguous() if rows else weight.contiguous()
-            learned = self.state.learned.get(self.owner)
-            if learned is None:
-                quantized = _fake_quant_rows(dense, rule.weight_bits, rule.narrow_range)
+            magnitudes = self.learned_magnitudes()
+            if magnitudes is None:
+                quantized = _fake_quant_rows(rows_of(weight), rule.weight_bits, rule.narrow_range)
             else:
-                high = learned["maximum"]
-                if not _are_at_hand(high, high) or high.detach().amin().item() < 0:
-                    high = core.above_zero(p, high)
-                quantized = _fake_quant_rows_within(dense, high, rule.weight_bits, rule.narrow_range)
-            return channels_first_view(quantized) if rows else quantized
+                quantized = _fake_quant_rows_within(rows_of(weight), magnitudes, rule.weight_bits, rule.narrow_range)
+            return with_layout_of(weight, quantized)
         return cast(Tensor, super().__call__(weight))
+
+    def learned_magnitudes(self) -> Tensor | None:
+        """The learned upper ends of a symmetric range; None if it is the weight's largest magnitude."""
+        learned = self.state.learned.get(self.owner)
+        if learned is None:
+            return None
+        high = cast(Tensor, learned["maximum"])
+        if not _are_at_hand(high, high) or high.detach().amin().item() < 0:
+            high = core.above_zero(p, high)
+        return high
 
     def scale(self, weight: Tensor, /) -> Tensor:
         return self._width(weight).expand(weight.shape[self.channel_axis])
@@ -304,7 +324,7 @@ class ModuleNormalization(Normalization):
     def epsilon(self) -> float:
         return self.norm.epsilon if self._settings is None else self._settings.eps
 
-    def _share(self, x: Tensor, tensors: BatchNormTensors) -> float | None:
+    def share(self, x: Tensor, tensors: BatchNormTensors) -> float | None:
         """The share of this training batch in the running statistics; None: they stay."""
         if not self.state.synchronized:
             require_several(x, tensors)
@@ -314,7 +334,7 @@ class ModuleNormalization(Normalization):
 
     def __call__(self, x: Tensor, channel_axis: int = 1, /) -> Tensor:
         tensors, training = self.tensors(), self.training
-        share = self._share(x, tensors) if training else None
+        share = self.share(x, tensors) if training else None
         if training and self.state.synchronized:
             return collectives.normalized(x, tensors, self.epsilon, share, channel_axis)[0]
         return normalized(x, tensors, self.epsilon, training, share, channel_axis)
@@ -329,7 +349,7 @@ class ModuleNormalization(Normalization):
             return None
         tensors = self.tensors()
         if self.state.synchronized:
-            share = self._share(x, tensors)
+            share = self.share(x, tensors)
             y, *ends = collectives.normalized(x, tensors, self.epsilon, share, channel_axis)
             if activation != "NONE":
                 y, *ends = (p.relu6(x) if activation == "RELU6" else p.relu(x) for x in (y, *ends))
@@ -340,7 +360,7 @@ class ModuleNormalization(Normalization):
             return None
         mean, variance = tensors.mean, tensors.variance
         scale, offset = scale_and_offset(tensors)
-        share = self._share(x, tensors)
+        share = self.share(x, tensors)
         image = x.dim() == 4 and channel_axis == 1
         x = channels_last_view(x) if image else x.movedim(channel_axis, -1).contiguous()
         epsilon = self.epsilon
