@@ -181,13 +181,14 @@ class DevicePart:
             step, tensor = self.plan.stored(path), graph.tensors[path]
             if isinstance(step, PlanInput) and step.rows and feature.size:
                 require_rows(step, int(feature.min()), int(feature.max()))
+            # First of all: what lies as on the device is not copied.
+            arranged = np.ascontiguousarray(on_device(feature, layouts[path]))
             if tensor.dtype in CODE_RANGES:
-                codes[path], missing = quantized(feature, tensor)
+                codes[path], missing = quantized(arranged, tensor)
                 if missing.any():
                     broken[path] = self._examples_with_nan(feature, step)
             else:
-                codes[path] = feature.astype(tensor.dtype)
-            codes[path] = np.ascontiguousarray(on_device(codes[path], layouts[path]))
+                codes[path] = arranged.astype(tensor.dtype)
         computed, results = run(codes), []
         for path, output in zip(self.wanted, stored, strict=True):
             result = in_users_order(dequantized(computed[output.name], graph.tensors[output.name]), output.layout)

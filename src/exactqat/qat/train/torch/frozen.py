@@ -85,6 +85,7 @@ class Device:
         self.state, self.functional, self.plan = state, state.functional, state.plan
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
+        self._epsilons = np.zeros(0)
         self._scales: dict[str, Tensor] = {}  # what one step of a grid is
         self._runs = threading.local()  # several threads may run it
         # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
@@ -98,7 +99,7 @@ class Device:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Follows the ranges and the profile, in case others have been set.
+        """Follows the ranges, the profile and batch norms' epsilons, in case others have been set.
 
         The ranges' values are compared, all at once: neither a tensor's identity nor its version reveals writes through
         ``.data``.
@@ -111,13 +112,14 @@ class Device:
             # Not on a GPU, which divides otherwise than the host and has to wait for its numbers.
             grids = self.placed.grids if ends.device.type == "cpu" else {}
             self._scales = {name: torch.tensor(scale) for name, (scale, _) in grids.items()}
+        self._epsilons = self.state.epsilons()
 
     @torch.no_grad()
     def _source(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
         """All that the integers of some steps depend on."""
         tensors = {name: self.state.constant(name) for name in self.functional.tensors_of(steps)}
         source = self.functional.numbers_source(steps, Arrays(tensors, self.state.learned), self._ends)
-        return [*map(to_numpy, source), self.state.epsilons()]
+        return [*map(to_numpy, source), self._epsilons]
 
     # --- a whole network ----------------------------------------------------------------------------------------------
 

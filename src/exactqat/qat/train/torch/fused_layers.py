@@ -50,6 +50,8 @@ def trains_plainly(state: ModuleState) -> bool:
     if torch.compiler.is_compiling() or state.synchronized or torch.is_autocast_enabled("cpu"):
         return False
     watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    # Whoever replaces saved tensors may return others than kernels take.
+    watched = watched or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     transformed = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
     return not (watched or transformed or torch._C._get_tracing_state())
 
@@ -59,6 +61,7 @@ class _Plans(NamedTuple):
 
     statistics: Callable[..., None]
     quantize: Callable[..., None]
+    gradient: Callable[..., None]
     outputs: Callable[[], Tensor]
     mask: Callable[[], Tensor]
 
@@ -194,9 +197,9 @@ class FusedLayer:
         places: Places,
         ends: tuple[Tensor, Tensor] | None,
         trained: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The result, channels last, the mask of its gradient, and the batch's precise mean and variance. Running
-        statistics and the range move. ends: of the range, unless it follows the batch."""
+    ) -> tuple[_Plans, Tensor, Tensor, Tensor, Tensor]:
+        """The kernels, the result, channels last, the mask of its gradient, and the batch's precise mean and variance.
+        Running statistics and the range move. ends: of the range, unless it follows the batch."""
         norm, grid, channels, x = self.norm, self.grid, raw.shape[-1], raw.data_ptr()
         share = norm.share(raw, tensors)
         plans = self._planned(raw, share or 0.0, norm.epsilon, trained)
@@ -219,7 +222,23 @@ class FusedLayer:
         outputs, mask = plans.outputs(), plans.mask()
         results = outputs.data_ptr(), mask.data_ptr()
         plans.quantize(x, scale, offset, mean, variance, low.data_ptr(), high.data_ptr(), *results)
-        return outputs, mask, precise[:channels], precise[channels : 2 * channels]
+        return plans, outputs, mask, precise[:channels], precise[channels : 2 * channels]
+
+    def gradients(
+        self, plans: _Plans, gradient: Tensor, saved: Sequence[Tensor], epsilon: float, trained: bool
+    ) -> Sequence[Tensor]:
+        """Of the convolution's result, of scale, offset and both ends of the range. gradient: channels last.
+
+        saved: the convolution's result, scale, mean, variance and mask.
+        """
+        raw, scale, *others = saved
+        if torch.is_grad_enabled() or not is_plain(gradient):
+            return cast(Sequence[Tensor], _BATCH_NORM_GRADIENT(gradient, raw, scale, *others, epsilon, trained))
+        to_raw, to_scale, to_offset = plans.outputs(), torch.empty_like(scale), torch.empty_like(scale)
+        ends = torch.empty(2)
+        results = to_raw.data_ptr(), to_scale.data_ptr(), to_offset.data_ptr(), ends.data_ptr(), ends.data_ptr() + 4
+        plans.gradient(gradient.data_ptr(), *[tensor.data_ptr() for tensor in saved], *results)
+        return to_raw, to_scale, to_offset, *(ends.unbind() if trained else ())
 
     def _planned(self, raw: Tensor, share: float, epsilon: float, trained: bool) -> _Plans:
         key = raw.shape, share, epsilon, trained
@@ -233,9 +252,12 @@ class FusedLayer:
             operands = x, vector, vector, precise, precise, end, end
             _, first = planned(_STATISTICS, (x, *[vector] * 4), tuple(statistics.items()))
             lowered, second = planned(_BATCH_NORM, operands, tuple(quantize.items()))
+            arriving = x, x, vector, precise, precise, lowered.results[1]
+            gradient = {"epsilon": epsilon, "range_gradients": trained}
+            _, third = planned(_BATCH_NORM_GRADIENT, arriving, tuple(gradient.items()))
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plans = self._plans[key] = _Plans(first, second, *map(allocator, lowered.results))
+            plans = self._plans[key] = _Plans(first, second, third, *map(allocator, lowered.results))
         return plans
 
 
@@ -259,8 +281,8 @@ class _Layer(torch.autograd.Function):
         raw = layer.convolved(x, quantized, window)
         ends = None if low is None or high is None else (low, high)
         trained = any(ctx.needs_input_grad[-2:])
-        outputs, mask, mean, variance = layer.stored(raw, tensors, places, ends, trained)
-        ctx.layer, ctx.window, ctx.epsilon, ctx.trained = layer, window, layer.norm.epsilon, trained
+        plans, outputs, mask, mean, variance = layer.stored(raw, tensors, places, ends, trained)
+        ctx.layer, ctx.window, ctx.plans, ctx.rest = layer, window, plans, (layer.norm.epsilon, trained)
         ctx.save_for_backward(x, weight, magnitudes, scale, quantized, raw, mean, variance, mask)
         return channels_first_view(outputs)
 
@@ -273,15 +295,16 @@ class _Layer(torch.autograd.Function):
             # To be differentiated again: as functions of the operands.
             quantized = layer.quantized(x, weight, magnitudes)
             raw = layer.convolved(x, quantized, window)
-        to_raw, to_scale, to_offset, *ends = _BATCH_NORM_GRADIENT(
-            channels_last_view(gradients[0]), raw, scale, mean, variance, mask, ctx.epsilon, ctx.trained
+        saved = raw, scale, mean, variance, mask
+        to_raw, to_scale, to_offset, *to_ends = layer.gradients(
+            ctx.plans, channels_last_view(gradients[0]), saved, *ctx.rest
         )
         wanted = wants_x, wants_weight or wants_magnitudes
         to_x, to_weight = layer.convolution_gradients(to_raw, x, quantized, window, *wanted)
         to_magnitudes = None
         if to_weight is not None:
             to_weight, to_magnitudes = layer.weight_gradients(to_weight, x, weight, magnitudes)
-        ends = ends if ctx.trained else [None, None]
+        ends = to_ends if ctx.rest[1] else (None, None)
         return None, None, None, None, to_x, to_weight, to_magnitudes, to_scale, to_offset, *ends
 
 

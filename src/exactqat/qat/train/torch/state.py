@@ -172,7 +172,7 @@ class ModuleGrid(StoredGrid):
             return collectives.extremes(x, percentile)
         if percentile is None:
             # After a ReLU there is nothing below zero to look for.
-            return x.new_zeros(()) if self.declared.nonnegative else x.amin(), x.amax()
+            return (x.new_zeros(()), x.amax()) if self.declared.nonnegative else tuple(torch.aminmax(x))  # type: ignore[return-value]
         values = x.flatten()
         rank = core.rank_of_ends(percentile, values.numel())
         return values.kthvalue(rank).values, values.kthvalue(values.numel() + 1 - rank).values
