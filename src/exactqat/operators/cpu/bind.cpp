@@ -707,11 +707,11 @@ Shortcut* make_shortcut(const std::vector<std::pair<std::string, bool>>& paramet
 }
 
 // At addresses, as reading numbers from tensors takes longer than computing with them.
-void move_range_at(uintptr_t low, uintptr_t high, uintptr_t minimum, uintptr_t maximum, uintptr_t batches, int policy, float decay,
-                   bool nonnegative) {
+double move_range_at(uintptr_t low, uintptr_t high, uintptr_t minimum, uintptr_t maximum, uintptr_t batches, int policy, float decay,
+                     bool nonnegative) {
   const auto number = [](uintptr_t address) -> float& { return *reinterpret_cast<float*>(address); };
-  move_range(number(low), number(high), number(minimum), number(maximum), *reinterpret_cast<int64_t*>(batches), Following(policy), decay,
-             nonnegative);
+  return move_range(number(low), number(high), number(minimum), number(maximum), *reinterpret_cast<int64_t*>(batches),
+                    Following(policy), decay, nonnegative);
 }
 
 // A Block as Python sees it: writable bytes, alive as long as an array lies in them.

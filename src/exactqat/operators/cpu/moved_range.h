@@ -10,14 +10,16 @@ namespace exactqat {
 
 enum class Following : int { ema, last_batch, min_max };
 
-// Of a batch's extremes: moves the range, and counts the batch, unless they are not finite.
-inline void move_range(float lowest, float highest, float& minimum, float& maximum, int64_t& batches, Following policy, float decay,
+// Of a batch's extremes: moves the range, and counts the batch, unless they are not finite. Returns how wide the range then is, -1 if it
+// has seen no data.
+inline double move_range(float lowest, float highest, float& minimum, float& maximum, int64_t& batches, Following policy, float decay,
                        bool nonnegative) {
   // The comparisons let NaN through.
   float low = nonnegative && 0 > lowest ? 0 : lowest;
   low = 0 < low ? 0 : low;
   float high = 0 > highest ? 0 : highest;
-  if (!(high - low < std::numeric_limits<float>::infinity())) return;
+  const auto width = [&] { return batches > 0 ? double(maximum) - double(minimum) : -1.0; };
+  if (!(high - low < std::numeric_limits<float>::infinity())) return width();
   if (policy == Following::min_max) {
     low = minimum < low ? minimum : low;
     high = maximum > high ? maximum : high;
@@ -33,6 +35,7 @@ inline void move_range(float lowest, float highest, float& minimum, float& maxim
   minimum = low;
   maximum = high;
   ++batches;
+  return width();
 }
 
 }  // namespace exactqat

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.operators import OPERATORS
 from exactqat.operators.cpu import planned
@@ -40,6 +41,8 @@ _MOST_PLANS = 64
 
 # Addresses: of scale, offset, running mean and variance, of the range's ends and its count.
 Places = tuple[int, ...]
+# PyTorch's strides and padding; nothing for a depthwise convolution.
+Window = tuple[Any, ...]
 
 
 def trains_plainly(state: ModuleState) -> bool:
@@ -87,6 +90,8 @@ class FusedLayer:
         self.window = (1, *self.strides, 1), "EXPLICIT", amounts, "NHWC", (1, *self.dilations, 1)
         self._plans: dict[tuple[Any, ...], _Plans] = {}
         self._places: Places = ()
+        # Strides and padding, once it is known that the operand is convolved as it is.
+        self._plain_window: Window | None = None
 
     @staticmethod
     def of(layer: object) -> FusedLayer | None:
@@ -110,17 +115,20 @@ class FusedLayer:
             return cast(Tensor, self.layer.compose(x))
         magnitudes = self.weight_grid.learned_magnitudes()
         # A range that follows the batch is known later, and has no gradient.
-        low, high = (None, None) if self.grid.observes else self.grid.at_this_moment()
-        strides: tuple[int, ...] = self.strides
-        amounts: tuple[int, ...] = ()
-        if not self.is_depthwise(x):
-            x, strides, amounts = p.arranged(x, weight, strides, self.pairs)
+        low, high, *ends = (None, None) if self.grid.observes else self.grid.operands()
+        window = self._plain_window
+        if window is None:
+            arranged, *sizes = (x,) if self.is_depthwise(x) else p.arranged(x, weight, self.strides, self.pairs)
+            window = tuple(sizes)
+            if arranged is x:
+                self._plain_window = window
+            x = arranged
         operands = x, weight, magnitudes, scale, offset, low, high
-        return cast(Tensor, _Layer.apply(self, (strides, amounts), tensors, places, *operands))
+        return cast(Tensor, _apply(self, window, tensors, places, ends, *operands))
 
     def _at_hand(self, channels: int, *vectors: Tensor) -> Places | None:
         """Where batch norm's vectors, [channels], and the range are, if they are plain numbers in memory."""
-        tensors = *vectors, *self.grid.held()
+        tensors = *vectors, *self.grid.raw()
         places = tuple([tensor.data_ptr() for tensor in tensors])
         # Looking at a few numbers takes longer than computing with them: what lies where it did was looked at.
         if places != self._places or any(vector.numel() != channels for vector in vectors):
@@ -168,14 +176,15 @@ class FusedLayer:
 
     # --- the convolution ----------------------------------------------------------------------------------------------
 
-    def convolved(self, x: Tensor, weight: Tensor, window: tuple[Any, Any]) -> Tensor:
+    def convolved(self, x: Tensor, weight: Tensor, window: Window) -> Tensor:
         """Channels last."""
         if self.is_depthwise(x):
             return cast(Tensor, _DEPTHWISE(channels_last_view(x), weight, *self.window))
-        return channels_last_view(torch.conv2d(x, weight, None, *window, self.dilations, self.groups))
+        strides, amounts = window
+        return channels_last_view(torch.conv2d(x, weight, None, strides, amounts, self.dilations, self.groups))
 
     def convolution_gradients(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, window: tuple[Any, Any], to_x: bool, to_weight: bool
+        self, gradient: Tensor, x: Tensor, weight: Tensor, window: Window, to_x: bool, to_weight: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Of x and of the weight. gradient: channels last."""
         if not self.is_depthwise(x):
@@ -195,11 +204,11 @@ class FusedLayer:
         raw: Tensor,
         tensors: BatchNormTensors,
         places: Places,
-        ends: tuple[Tensor, Tensor] | None,
+        ends: Sequence[Tensor],
         trained: bool,
     ) -> tuple[_Plans, Tensor, Tensor, Tensor, Tensor]:
         """The kernels, the result, channels last, the mask of its gradient, and the batch's precise mean and variance.
-        Running statistics and the range move. ends: of the range, unless it follows the batch."""
+        Running statistics and the range move. ends: of the range; none if it follows the batch."""
         norm, grid, channels, x = self.norm, self.grid, raw.shape[-1], raw.data_ptr()
         share = norm.share(raw, tensors)
         plans = self._planned(raw, share or 0.0, norm.epsilon, trained)
@@ -212,12 +221,13 @@ class FusedLayer:
         plans.statistics(x, scale, offset, *running, *moved, mean, variance, extremes, extremes + 4)
         if share is not None:
             torch.autograd.graph.increment_version((tensors.mean, tensors.variance))
-        if ends is None:
+        if not ends:
+            usable = False
             if grid.writers == 1:
-                grid.move(extremes, extremes + 4, *places[4:])
+                usable = grid.move(extremes, extremes + 4, *places[4:])
             else:
                 grid.observe_extremes(*precise[2 * channels : 2 * channels + 1].view(torch.float32).unbind())
-            ends = grid.at_this_moment()
+            ends = grid.held()[:2] if usable else grid.at_this_moment()
         low, high = ends
         outputs, mask = plans.outputs(), plans.mask()
         results = outputs.data_ptr(), mask.data_ptr()
@@ -238,7 +248,7 @@ class FusedLayer:
         ends = torch.empty(2)
         results = to_raw.data_ptr(), to_scale.data_ptr(), to_offset.data_ptr(), ends.data_ptr(), ends.data_ptr() + 4
         plans.gradient(gradient.data_ptr(), *[tensor.data_ptr() for tensor in saved], *results)
-        return to_raw, to_scale, to_offset, *(ends.unbind() if trained else ())
+        return to_raw, to_scale, to_offset, *(ends.split(1) if trained else ())
 
     def _planned(self, raw: Tensor, share: float, epsilon: float, trained: bool) -> _Plans:
         key = raw.shape, share, epsilon, trained
@@ -261,14 +271,15 @@ class FusedLayer:
         return plans
 
 
-class _Layer(torch.autograd.Function):
+class _Layer(_SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any,
         layer: FusedLayer,
-        window: tuple[Any, Any],
+        window: Window,
         tensors: BatchNormTensors,
         places: Places,
+        ends: Sequence[Tensor],
         x: Tensor,
         weight: Tensor,
         magnitudes: Tensor | None,
@@ -279,10 +290,10 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         quantized = layer.quantized(x, weight, magnitudes)
         raw = layer.convolved(x, quantized, window)
-        ends = None if low is None or high is None else (low, high)
         trained = any(ctx.needs_input_grad[-2:])
         plans, outputs, mask, mean, variance = layer.stored(raw, tensors, places, ends, trained)
         ctx.layer, ctx.window, ctx.plans, ctx.rest = layer, window, plans, (layer.norm.epsilon, trained)
+        ctx.shapes = None if low is None or high is None else (low.shape, high.shape)
         ctx.save_for_backward(x, weight, magnitudes, scale, quantized, raw, mean, variance, mask)
         return channels_first_view(outputs)
 
@@ -290,7 +301,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         layer, window = cast(FusedLayer, ctx.layer), ctx.window
         x, weight, magnitudes, scale, quantized, raw, mean, variance, mask = ctx.saved_tensors
-        wants_x, wants_weight, wants_magnitudes = ctx.needs_input_grad[4:7]
+        wants_x, wants_weight, wants_magnitudes = ctx.needs_input_grad[5:8]
         if torch.is_grad_enabled():
             # To be differentiated again: as functions of the operands.
             quantized = layer.quantized(x, weight, magnitudes)
@@ -304,8 +315,13 @@ class _Layer(torch.autograd.Function):
         to_magnitudes = None
         if to_weight is not None:
             to_weight, to_magnitudes = layer.weight_gradients(to_weight, x, weight, magnitudes)
-        ends = to_ends if ctx.rest[1] else (None, None)
-        return None, None, None, None, to_x, to_weight, to_magnitudes, to_scale, to_offset, *ends
+        ends: Sequence[Tensor | None] = (None, None)
+        if ctx.rest[1]:
+            ends = [end.reshape(shape) for end, shape in zip(to_ends, ctx.shapes, strict=True)]
+        return None, None, None, None, None, to_x, to_weight, to_magnitudes, to_scale, to_offset, *ends
+
+
+_apply = cast(Any, _Layer).apply
 
 
 def _spec(shape: Sequence[int]) -> TensorSpec:

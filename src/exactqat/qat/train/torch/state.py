@@ -44,6 +44,7 @@ Source = Callable[[], Tensor]
 # How ranges follow from a batch's extremes, by the numbers of moved_range.h; all others as averages.
 _FOLLOWING = {"last_batch": 1, "min_max": 2}
 
+_ZERO = torch.zeros(())
 _fake_quant_rows = fused("fake_quant_rows")
 _fake_quant_rows_within = fused("fake_quant_rows_within")
 _batch_norm_statistics = fused("batch_norm_statistics")
@@ -120,6 +121,8 @@ class ModuleGrid(StoredGrid):
         super().__init__(state, name)
         self.range = state.range_at(f"{name}.output_quantizer")
         self._low, self._high = (cast(Mapping[str, Tensor], state.arrays.holder(name, end)) for end in ENDS)
+        # Trained ends with the one dimension that parameters have.
+        self._raw = [ends.data if isinstance(ends, Scalars) else ends for ends in (self._low, self._high)]
         self._buffers = cast(dict[str, Tensor], self.range._buffers)
         self.policy = self.rule.ranges
         self._following = _FOLLOWING.get(self.policy, 0)
@@ -133,6 +136,11 @@ class ModuleGrid(StoredGrid):
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
         """Minimum, maximum and the number of batches, as stored."""
         return self._low["minimum"], self._high["maximum"], self._buffers["batches"]
+
+    def raw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As `held`, but trained ends are the parameters, [1]."""
+        low, high = self._raw
+        return low["minimum"], high["maximum"], self._buffers["batches"]
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
@@ -149,13 +157,17 @@ class ModuleGrid(StoredGrid):
         else:
             self.take(*core.with_zero(p, low.float(), high.float(), self.declared.nonnegative))
 
-    def move(self, *places: int) -> None:
+    def move(self, *places: int) -> bool:
         """`observe_extremes` for the only writer of a range on the CPU: a small layer takes less time than PyTorch's
-        operators on a few numbers. places: addresses of the extremes, float32, and of what `held` returns."""
-        kernels.move_range(*places, self._following, self.rule.ema_decay, self.declared.nonnegative)
+        operators on a few numbers. Returns whether the ends can be used as they are held.
+
+        places: addresses of the extremes, float32, and of what `held` returns.
+        """
+        width = kernels.move_range(*places, self._following, self.rule.ema_decay, self.declared.nonnegative)
         ends = self.held()
         if not ends[0].is_inference():
             torch.autograd.graph.increment_version(ends)
+        return width > 2 * SMALLEST_WIDTH and not self.rule.is_int16
 
     @torch.no_grad()
     def keep(self, moved: Sequence[Tensor]) -> None:
@@ -189,6 +201,18 @@ class ModuleGrid(StoredGrid):
     def at_this_moment(self) -> tuple[Tensor, Tensor]:
         """`ends` for callers that keep neither: the next batch may move them."""
         return self._usable(self._low["minimum"], self._high["maximum"])
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`at_this_moment` in two parts: the tensors that gradients of the ends go to, of rank 0 or 1, and others with
+        their values."""
+        minimum, maximum, _ = self.raw()
+        if self.policy == "learned" and not self.rule.is_int16 and _are_at_hand(minimum, maximum):
+            self._require_data()
+            low, high = minimum.item(), maximum.item()
+            if min(low, 0.0) + 2 * SMALLEST_WIDTH < max(high, 0.0) and math.isfinite(high - low):
+                return minimum, maximum, minimum if low <= 0 else _ZERO, maximum if high >= 0 else _ZERO
+        ends = self.at_this_moment()
+        return *ends, *ends
 
     def _usable(self, minimum: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
         if self.policy != "fixed" and self.name not in self.state.shown:
@@ -313,7 +337,7 @@ class ModuleNormalization(Normalization):
 
     def tensors(self) -> BatchNormTensors:
         """The current parameters and statistics."""
-        return BatchNormTensors(*(None if source is None else source() for source in self._sources))  # type: ignore[arg-type]
+        return BatchNormTensors(*[None if source is None else source() for source in self._sources])  # type: ignore[arg-type]
 
     @property
     def training(self) -> bool:
