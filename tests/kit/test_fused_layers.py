@@ -60,7 +60,7 @@ def nodes(result: Tensor) -> Iterator[str]:
 
 
 def trained(model: nn.Module, images: Tensor, call: Callable[..., Tensor] | None = None) -> list[Tensor]:
-    """All that two steps give and leave behind."""
+    """All that two steps give, and all that is left in the model."""
     optimizer = torch.optim.SGD([tensor for tensor in model.parameters() if tensor.requires_grad], 0.1)
     tensors = []
     for _ in range(2):

@@ -523,6 +523,28 @@ def fused(name: str) -> Operator:
     return OPERATORS[name]
 
 
+def kernel(
+    op: Operator, operands: Sequence[tuple[str, Sequence[int]]], **attributes: Value
+) -> tuple[Callable[..., None], list[Callable[[], torch.Tensor]]]:
+    """For callers whose tensors are plain, dense and on the CPU, and who see to it that they stay: what computes at the
+    addresses of operands and results, and for each result what allocates it.
+
+    Args:
+        operands: dtype and shape of each.
+        attributes: all of them.
+
+    Raises:
+        ValueError, TypeError: as the operator.
+    """
+    specs = tuple([TensorSpec(tuple(shape), dtype) for dtype, shape in operands])
+    lowered, plan = planned(op, specs, tuple([(name, attributes[name]) for name in op.attributes]))
+    return plan, [allocator(spec) for spec in lowered.results]
+
+
+# Moves a range that follows the data, at addresses (moved_range.h).
+move_range = kernels.move_range
+
+
 def call(
     op: Operator, operands: list[Any], attributes: dict[str, Value], out: tuple[torch.Tensor | None, ...] | None = None
 ) -> Any:

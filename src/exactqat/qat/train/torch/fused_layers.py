@@ -18,9 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.operators import OPERATORS
-from exactqat.operators.cpu import planned
-from exactqat.operators.declarations.specification import TensorSpec
-from exactqat.operators.torch import allocator, is_plain
+from exactqat.operators.torch import fused, is_plain, kernel
 
 from ..core.steps import WeightedStep
 from . import primitives as p
@@ -28,13 +26,13 @@ from .layers import BatchNormTensors, scale_and_offset
 from .primitives import channels_first_view, channels_last_view, depthwise_filter
 from .state import ModuleGrid, ModuleNormalization, ModuleState, ModuleWeightGrid, rows_of, with_layout_of
 
-_STATISTICS, _BATCH_NORM = OPERATORS["batch_norm_statistics"], OPERATORS["quantized_batch_norm_training"]
-_BATCH_NORM_GRADIENT = OPERATORS["quantized_batch_norm_gradient"]
+_STATISTICS, _BATCH_NORM = fused("batch_norm_statistics"), fused("quantized_batch_norm_training")
+_BATCH_NORM_GRADIENT = fused("quantized_batch_norm_gradient")
 _DEPTHWISE = OPERATORS["depthwise_conv2d_native"]
 _TO_INPUT = OPERATORS["depthwise_conv2d_native_backprop_input"]
 _TO_FILTER = OPERATORS["depthwise_conv2d_native_backprop_filter"]
-_ROWS, _ROWS_GRADIENT = OPERATORS["fake_quant_rows"], OPERATORS["fake_quant_rows_gradient"]
-_ROWS_WITHIN, _ROWS_WITHIN_GRADIENT = OPERATORS["fake_quant_rows_within"], OPERATORS["fake_quant_rows_within_gradient"]
+_ROWS, _ROWS_GRADIENT = fused("fake_quant_rows"), fused("fake_quant_rows_gradient")
+_ROWS_WITHIN, _ROWS_WITHIN_GRADIENT = fused("fake_quant_rows_within"), fused("fake_quant_rows_within_gradient")
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 # Of a layer, which may see images of many sizes.
 _MOST_PLANS = 64
@@ -96,7 +94,7 @@ class FusedLayer:
     @staticmethod
     def of(layer: object) -> FusedLayer | None:
         """The layer as one operation, if it is of that kind."""
-        if not isinstance(layer, WeightedStep) or layer.kind not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
+        if not isinstance(layer, WeightedStep) or layer.operator.float_kind != "conv":
             return None
         rule, grid = layer.weight_quantizer.rule, layer.output_quantizer
         rows = layer.weight_axis == 0 and rule.symmetric and rule.per_channel
@@ -254,20 +252,21 @@ class FusedLayer:
         key = raw.shape, share, epsilon, trained
         plans = self._plans.get(key)
         if plans is None:
-            x, vector, end = _spec(raw.shape), _spec(raw.shape[-1:]), _spec(())
-            precise = TensorSpec(vector.shape, "float64")
-            statistics = {"epsilon": epsilon, "exponential_avg_factor": share, "activation": self.activation}
-            quantize = {"epsilon": epsilon, "activation": self.activation, "num_bits": self.grid.bits}
-            quantize |= {"narrow_range": False, "range_gradients": trained}
+            x, vector, end = ("float32", raw.shape), ("float32", raw.shape[-1:]), ("float32", ())
+            precise, activation = ("float64", raw.shape[-1:]), self.activation
+            statistics, _ = kernel(
+                _STATISTICS, (x, *[vector] * 4), epsilon=epsilon, exponential_avg_factor=share, activation=activation
+            )
             operands = x, vector, vector, precise, precise, end, end
-            _, first = planned(_STATISTICS, (x, *[vector] * 4), tuple(statistics.items()))
-            lowered, second = planned(_BATCH_NORM, operands, tuple(quantize.items()))
-            arriving = x, x, vector, precise, precise, lowered.results[1]
-            gradient = {"epsilon": epsilon, "range_gradients": trained}
-            _, third = planned(_BATCH_NORM_GRADIENT, arriving, tuple(gradient.items()))
+            settings = {"num_bits": self.grid.bits, "narrow_range": False, "range_gradients": trained}
+            quantize, (outputs, mask) = kernel(
+                _BATCH_NORM, operands, epsilon=epsilon, activation=activation, **settings
+            )
+            arriving = x, x, vector, precise, precise, ("uint8", mask().shape)
+            gradient, _ = kernel(_BATCH_NORM_GRADIENT, arriving, epsilon=epsilon, range_gradients=trained)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plans = self._plans[key] = _Plans(first, second, third, *map(allocator, lowered.results))
+            plans = self._plans[key] = _Plans(statistics, quantize, gradient, outputs, mask)
         return plans
 
 
@@ -322,10 +321,6 @@ class _Layer(_SingleLevelFunction):
 
 
 _apply = cast(Any, _Layer).apply
-
-
-def _spec(shape: Sequence[int]) -> TensorSpec:
-    return TensorSpec(tuple(shape), "float32")
 
 
 def _is_image(tensor: Tensor) -> bool:

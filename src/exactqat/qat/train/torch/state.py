@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from exactqat.operators.cpu import kernels
-from exactqat.operators.torch import fused, is_plain
+from exactqat.operators.torch import fused, is_plain, move_range
 
 from ....kit.display import shortened
 from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingData, PlanStep, Weights, without_data
@@ -163,7 +162,7 @@ class ModuleGrid(StoredGrid):
 
         places: addresses of the extremes, float32, and of what `held` returns.
         """
-        width = kernels.move_range(*places, self._following, self.rule.ema_decay, self.declared.nonnegative)
+        width = move_range(*places, self._following, self.rule.ema_decay, self.declared.nonnegative)
         ends = self.held()
         if not ends[0].is_inference():
             torch.autograd.graph.increment_version(ends)
