@@ -518,8 +518,8 @@ def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:
     return tensors
 
 
-def fused(name: str) -> Operator:
-    """An operator that does several steps of training in one pass, on the CPU."""
+def declared(name: str) -> Operator:
+    """An operator by its name, also one of the kit's own, which do several steps of training in one pass on the CPU."""
     return OPERATORS[name]
 
 

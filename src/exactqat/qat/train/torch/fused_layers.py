@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from exactqat.operators import OPERATORS
-from exactqat.operators.torch import fused, is_plain, kernel
+from exactqat.operators.torch import declared, is_plain, kernel
 
 from ..core.steps import WeightedStep
 from . import primitives as p
@@ -26,13 +25,13 @@ from .layers import BatchNormTensors, scale_and_offset
 from .primitives import channels_first_view, channels_last_view, depthwise_filter
 from .state import ModuleGrid, ModuleNormalization, ModuleState, ModuleWeightGrid, rows_of, with_layout_of
 
-_STATISTICS, _BATCH_NORM = fused("batch_norm_statistics"), fused("quantized_batch_norm_training")
-_BATCH_NORM_GRADIENT = fused("quantized_batch_norm_gradient")
-_DEPTHWISE = OPERATORS["depthwise_conv2d_native"]
-_TO_INPUT = OPERATORS["depthwise_conv2d_native_backprop_input"]
-_TO_FILTER = OPERATORS["depthwise_conv2d_native_backprop_filter"]
-_ROWS, _ROWS_GRADIENT = fused("fake_quant_rows"), fused("fake_quant_rows_gradient")
-_ROWS_WITHIN, _ROWS_WITHIN_GRADIENT = fused("fake_quant_rows_within"), fused("fake_quant_rows_within_gradient")
+_STATISTICS, _BATCH_NORM = declared("batch_norm_statistics"), declared("quantized_batch_norm_training")
+_BATCH_NORM_GRADIENT = declared("quantized_batch_norm_gradient")
+_DEPTHWISE = declared("depthwise_conv2d_native")
+_TO_INPUT = declared("depthwise_conv2d_native_backprop_input")
+_TO_FILTER = declared("depthwise_conv2d_native_backprop_filter")
+_ROWS, _ROWS_GRADIENT = declared("fake_quant_rows"), declared("fake_quant_rows_gradient")
+_ROWS_WITHIN, _ROWS_WITHIN_GRADIENT = declared("fake_quant_rows_within"), declared("fake_quant_rows_within_gradient")
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 # Of a layer, which may see images of many sizes.
 _MOST_PLANS = 64

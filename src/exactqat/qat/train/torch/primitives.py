@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import exactqat as eq
-from exactqat.operators.torch import fused, is_plain
+from exactqat.operators.torch import declared, is_plain
 
 from ..core import primitives as core
 
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_round_sums = fused("rounded_sums_by_grid")
+_round_sums = declared("rounded_sums_by_grid")
 
 
 # --- layouts, and what PyTorch's own convolutions ask for ------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from exactqat.operators.torch import fused, is_plain, move_range
+from exactqat.operators.torch import declared, is_plain, move_range
 
 from ....kit.display import shortened
 from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingData, PlanStep, Weights, without_data
@@ -44,10 +44,10 @@ Source = Callable[[], Tensor]
 _FOLLOWING = {"last_batch": 1, "min_max": 2}
 
 _ZERO = torch.zeros(())
-_fake_quant_rows = fused("fake_quant_rows")
-_fake_quant_rows_within = fused("fake_quant_rows_within")
-_batch_norm_statistics = fused("batch_norm_statistics")
-_quantized_batch_norm = fused("quantized_batch_norm")
+_fake_quant_rows = declared("fake_quant_rows")
+_fake_quant_rows_within = declared("fake_quant_rows_within")
+_batch_norm_statistics = declared("batch_norm_statistics")
+_quantized_batch_norm = declared("quantized_batch_norm")
 
 
 class HeldRange(Kept):
