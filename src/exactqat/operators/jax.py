@@ -797,7 +797,7 @@ def _over_replicas(op: Operator, attributes: Attributes, arrays: list[jax.Array]
 # The frontend.
 
 
-def fused(name: str) -> Operator:
+def declared(name: str) -> Operator:
     """An operator that does several steps of training in one pass, on the CPU."""
     return OPERATORS[name]
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 import exactqat as eq
-from exactqat.operators.jax import fused, placed_like, replicas
+from exactqat.operators.jax import declared, placed_like, replicas
 
 from ..core import primitives as core
 from ..core.primitives import HostFunction
@@ -101,7 +101,7 @@ def network_on_host(
 
 # --- whole numbers ----------------------------------------------------------------------------------------------------
 
-_round_sums = fused("rounded_sums_by_grid")
+_round_sums = declared("rounded_sums_by_grid")
 
 
 def sums_are_exact() -> bool:
