@@ -99,6 +99,29 @@ def test_other_batch_norms(norm: dict[str, object]) -> None:
     assert_same(trained(copy.deepcopy(model), images), trained(without_fusing(model), images))
 
 
+class Joined(nn.Module):
+    """Two layers whose results are joined, so that they share a range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = network()[:3], network()[:3]
+        self.last = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.first(x), 2 * self.second(x)], 1))
+
+
+@pytest.mark.parametrize("ranges", ["ema", "learned"])
+def test_ranges_with_several_writers(ranges: str) -> None:
+    images = torch.randn(4, 3, 17, 14)
+    model = qat.prepare(Joined(), images[:2], [qat.Rule(ranges=ranges)])
+    qat.calibrate(model, [images])
+    model.train()
+    assert sum(name == "_LayerBackward" for name in nodes(model(images))) == 2
+    assert_same(trained(copy.deepcopy(model), images), trained(without_fusing(model), images))
+
+
 def test_weights_whose_largest_value_rounds_beyond_its_range_get_the_same_gradient() -> None:
     """Channels of many magnitudes, denormal, zero, and not finite ones: those whose gradients may not just pass."""
     model, images = prepared()

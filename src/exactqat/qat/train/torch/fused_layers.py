@@ -98,7 +98,7 @@ class FusedLayer:
         rule, grid = layer.weight_quantizer.rule, layer.output_quantizer
         rows = layer.weight_axis == 0 and rule.symmetric and rule.per_channel
         plain = layer.batch_norm is not None and layer.bias_source is None and not layer.folded and layer.bounds is None
-        fits = rows and plain and layer.attributes["channel_axis"] == 1 and grid.policy != "percentile"
+        fits = rows and plain and layer.channel_axis == 1 and grid.policy != "percentile"
         return FusedLayer(layer) if fits else None
 
     def __call__(self, x: Tensor) -> Tensor:
