@@ -19,7 +19,8 @@ import exactqat as eq
 from exactqat import deploy
 from exactqat.application.report import charts
 from exactqat.application.report.page import BAD, DARK, NOTE
-from exactqat.qat.train.core.ranges import observed, rank_of_ends, scalars
+from exactqat.qat.train.core import primitives_numpy
+from exactqat.qat.train.core.ranges import observed, rank_of_ends
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 
@@ -127,7 +128,7 @@ def ranges() -> str:
         for batch in batches:
             outermost = rank_of_ends(99.9, batch.size) if policy == "percentile" else 1
             shown = np.float32(0), np.sort(batch)[-outermost]
-            state = observed(scalars, policy, 0.9, [shown], 1, state[:2], state[2])
+            state = observed(primitives_numpy, policy, 0.9, [shown], 1, state[:2], state[2])
             ends.append(float(state[1]))
         axes.plot(ends, color=color, linewidth=1 if policy == "last_batch" else 2, label=f'"{policy}"')
     axes.set_xlabel("batch")
