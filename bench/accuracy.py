@@ -36,7 +36,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "accuracy"
 PAGE = ROOT / "docs" / "accuracy.md"
-PEER_SECONDS = 1800
+PEER_SECONDS = 3600
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
