@@ -126,7 +126,22 @@ def task(network: str, device: str | torch.device = "cpu", images_in_step: int |
     images = torch.randn(batch, *shape).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch,))
     model = BUILDERS[network](shape, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Task(model, images.to(device), labels.to(device))
+    case = Task(model, images.to(device), labels.to(device))
+    settle(case)
+    return case
+
+
+@torch.no_grad()
+def settle(case: Task) -> None:
+    """Gives batch norms the statistics of the images, as training would: with others, calibration finds ranges that
+    have nothing to do with the tensors of a step, and learned ones collapse in the first one."""
+    norms = [module for module in case.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    case.model.train()(case.images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def exchanged(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:

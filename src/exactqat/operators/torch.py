@@ -115,6 +115,11 @@ def allocator(spec: TensorSpec) -> Callable[[], torch.Tensor]:
     return lambda: torch.frombuffer(block(bytes), dtype=dtype, count=spec.size).view(spec.shape)
 
 
+def empty(shape: Sequence[int]) -> torch.Tensor:
+    """A float32 tensor on the CPU in the memory that operators' results have, which is kept for the next one."""
+    return allocator(TensorSpec(tuple(shape), "float32"))()
+
+
 def _on_gpu(op: Operator, tensors: tuple[torch.Tensor, ...], attributes: Attributes) -> list[torch.Tensor]:
     """On the operands' device and PyTorch's current stream there; nothing waits for it."""
     from exactqat.operators import triton  # here, because a machine without a GPU need not have it
@@ -543,6 +548,17 @@ def kernel(
 
 # Moves a range that follows the data, at addresses (moved_range.h).
 move_range = kernels.move_range
+
+
+def row_magnitudes(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitudes of the rows of several weights, [rows of the first one + ...], NaN for a row with NaN.
+
+    weights: plain float32 on the CPU, each row in one piece.
+    """
+    magnitudes = torch.empty(sum(len(weight) for weight in weights))
+    places = [(weight.data_ptr(), len(weight), weight.numel() // max(len(weight), 1)) for weight in weights]
+    kernels.row_magnitudes(places, magnitudes.data_ptr())
+    return magnitudes
 
 
 def call(

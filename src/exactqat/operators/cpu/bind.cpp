@@ -23,6 +23,7 @@
 #include "memory.h"
 #include "moved_range.h"
 #include "parallel.h"
+#include "row_magnitudes.h"
 #include "xla.h"
 
 namespace nb = nanobind;
@@ -714,6 +715,13 @@ double move_range_at(uintptr_t low, uintptr_t high, uintptr_t minimum, uintptr_t
                     Following(policy), decay, nonnegative);
 }
 
+// At addresses. weights: of each its address, its rows and the size of one.
+void row_magnitudes_at(const std::vector<std::tuple<uintptr_t, int64_t, int64_t>>& weights, uintptr_t magnitudes) {
+  std::vector<Rows> rows;
+  for (const auto& [data, count, size] : weights) rows.push_back({reinterpret_cast<const float*>(data), count, size});
+  row_magnitudes(rows, reinterpret_cast<float*>(magnitudes));
+}
+
 // A Block as Python sees it: writable bytes, alive as long as an array lies in them.
 int get_block_buffer(PyObject* object, Py_buffer* view, int flags) {
   const Block* block = nb::inst_ptr<Block>(object);
@@ -745,6 +753,7 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   module.def("plan", &make_plan, nb::arg("kernel"), nb::arg("arrays"), nb::arg("operands"), nb::arg("numbers"));
   module.def("move_range", &move_range_at, nb::arg("low"), nb::arg("high"), nb::arg("minimum"), nb::arg("maximum"), nb::arg("batches"),
              nb::arg("policy"), nb::arg("decay"), nb::arg("nonnegative"));
+  module.def("row_magnitudes", &row_magnitudes_at, nb::arg("weights"), nb::arg("magnitudes"));
   module.def("kernels", &kernel_names);
   module.def("thread_count", &thread_count);
   module.def("set_thread_count", &set_thread_count);

@@ -12,6 +12,7 @@
 #include "nudge.h"
 #include "parallel.h"
 #include "reduce.h"
+#include "row_magnitudes.h"
 
 namespace exactqat {
 namespace {
@@ -140,6 +141,27 @@ T gradients_of_row(const S* gradients, const S* inputs, S* backprops, int64_t si
 }
 
 }  // namespace
+
+void row_magnitudes(const std::vector<Rows>& weights, float* magnitudes) {
+  // Rows that a thread takes together.
+  struct Task {
+    Rows rows;
+    float* magnitudes;
+  };
+  std::vector<Task> tasks;
+  int64_t elements = 0;
+  for (const auto& [data, rows, size] : weights) {
+    const int64_t together = std::max<int64_t>(1, 65536 / std::max<int64_t>(size, 1));
+    for (int64_t row = 0; row < rows; row += together)
+      tasks.push_back({{data + row * size, std::min(together, rows - row), size}, magnitudes + row});
+    magnitudes += rows;
+    elements += rows * size;
+  }
+  parallel_for(int64_t(tasks.size()), elements, [&](int64_t task) {
+    const auto& [rows, results] = tasks[size_t(task)];
+    for (int64_t row = 0; row < rows.rows; ++row) results[row] = largest_magnitude(rows.data + row * rows.size, rows.size);
+  });
+}
 
 EXACTQAT_STORAGE_KERNEL(fake_quant_rows) {
   FlushDenormals flush;

@@ -299,7 +299,7 @@ def layer_steps(
         return p.moveaxis(p.round(on_host(sums) / numbers[1]), axis, last)
 
     bias = p.stop_gradient(vectors.bias)
-    exact = fits or _fits(p, p.stop_gradient(codes), bias, layer.weight_axis, numbers)
+    exact = fits or sums_fit(p, p.stop_gradient(codes), bias, layer.weight_axis, numbers)
     device = profile_named(profile).of(layer.operator.kind)
     exact = exact & (device.arithmetic is None)  # what a user's device states is computed on the host
     rounding = layer.operator.rounding(device)  # type: ignore[attr-defined]
@@ -319,7 +319,7 @@ def most_bias(layer: WeightedStep, weight: Array, numbers: Array) -> float:
     return float(EXACT - products * code * max(-numbers[ROUNDED_BY], numbers[ROUNDED_BY + 1]))
 
 
-def _fits(p: Primitives, codes: Array, bias: Array, channel_axis: int, numbers: Array) -> Array:
+def sums_fit(p: Primitives, codes: Array, bias: Array, channel_axis: int, numbers: Array) -> Array:
     """Whether float32 holds every sum of any of a layer's products, with its bias; bool, rank 0. False for NaN.
 
     Such sums stay between the sum of the negative products and that of the positive ones.

@@ -160,6 +160,18 @@ class DevicePart:
         self._known = None
         return False
 
+    def integers(self, trained: Sequence[np.ndarray]) -> Integers:
+        """The part for what was trained.
+
+        Raises:
+            ValueError: that has no graph.
+        """
+        with self._lock:
+            if not self._is_known(trained) or self._known is None:
+                assert self._seen is not None
+                self._known = self._lowered(self.numbers_of(self._seen))
+            return self._known
+
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> Any:
         """The wanted tensors in real numbers, float32, their axes in the user's order; where a tensor that they depend
         on has NaN, for which there is no code, the whole example is NaN.
@@ -171,11 +183,7 @@ class DevicePart:
         Raises:
             ValueError: what was trained has no graph, or the graph lacks some of what is wanted.
         """
-        with self._lock:
-            if not self._is_known(trained) or self._known is None:
-                assert self._seen is not None
-                self._known = self._lowered(self.numbers_of(self._seen))
-            graph, layouts, stored, run = self._known
+        graph, layouts, stored, run = self.integers(trained)
         codes, broken = {}, {}
         for path, feature in zip(self.read, features, strict=True):
             step, tensor = self.plan.stored(path), graph.tensors[path]

@@ -205,9 +205,10 @@ class WeightedStep(Step):
         stop = self.primitives.stop_gradient
         return stop(self.source.scale()), stop(self.output_quantizer.scale())
 
-    def arrays(self, weight: Array = None) -> LayerArrays:
-        """What its grid follows from; weight: `stored_weight`, if the caller has it."""
-        raw_scale = self.weight_quantizer.scale(self.stored_weight() if weight is None else weight)
+    def arrays(self, weight: Array = None, raw_scale: Array = None) -> LayerArrays:
+        """What its grid follows from; weight: `stored_weight`, raw_scale: the weight's, if the caller has them."""
+        if raw_scale is None:
+            raw_scale = self.weight_quantizer.scale(self.stored_weight() if weight is None else weight)
         norm = None if self.batch_norm is None else self.batch_norm.in_evaluation()
         is_int16 = self.source.rule.is_int16
         return LayerArrays(self.primitives.stop_gradient(raw_scale), self.bias(), norm, self.folded, is_int16)

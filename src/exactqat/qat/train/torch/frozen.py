@@ -11,16 +11,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.operators.torch import is_plain
 
-from ....kit.planning.plans import PlanStep
+from ....deploy.axes import on_device
+from ....deploy.values import in_users_order
+from ....kit.device import profile_named
+from ....kit.device.tensor import CODE_RANGES
+from ....kit.planning.plans import PlanInput, PlanStep
 from ..core.accumulators import BrokenExamples, LayerVectors, layer_steps, layer_vectors, most_bias
 from ..core.arrays import ENDS, Arrays
 from ..core.integers import nudged_grids
@@ -28,8 +33,10 @@ from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from ..core.weights import LayerArrays, grid_of
 from . import primitives as p
+from .frozen_layers import FrozenLayer
+from .image_layers import is_unwatched
 from .primitives import straight_through, to_numpy, unwrapped, with_gradient_of
-from .state import Bound, ModuleState, TrainingOnly
+from .state import Bound, ModuleState, TrainingOnly, scales_of_rows
 
 # What multiplies float32 and may be allowed to use lower precision.
 _on_cpu: Any = torch.backends.mkldnn
@@ -42,10 +49,13 @@ class OnGrid:
 
     Attributes:
         scale: the size of one step.
+        finite: whether it is known to have no NaN, as layers have whose weights are not finite.
     """
 
-    def __init__(self, scale: np.float32, steps: Tensor | None = None, real: Tensor | None = None) -> None:
-        self.scale, self._steps, self._real = float(scale), steps, real
+    def __init__(
+        self, scale: np.float32, steps: Tensor | None = None, real: Tensor | None = None, finite: bool = False
+    ) -> None:
+        self.scale, self._steps, self._real, self.finite = float(scale), steps, real, finite
 
     @property
     def real(self) -> Tensor:
@@ -63,6 +73,9 @@ class OnGrid:
             self._steps = straight_through(steps, real * (1 / self.scale)) if is_differentiated(real) else steps
         return self._steps
 
+    def is_differentiated(self) -> bool:
+        return is_differentiated(cast(Tensor, self._steps if self._real is None else self._real))
+
 
 Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, NaN, or indices
 
@@ -76,13 +89,50 @@ def is_differentiated(tensor: Tensor) -> bool:
     return (torch.is_grad_enabled() and tensor.requires_grad) or forward_ad._current_level >= 0
 
 
+class _WithGradient(_SingleLevelFunction):
+    """The first one's value with the gradient of a factor times the second one."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient_of: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, gradients[0] * ctx.factor, None
+
+
+_with_gradient = cast(Any, _WithGradient).apply
+
+
+def is_plain_float32(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_cpu and is_plain(tensor)
+
+
+class _Places(NamedTuple):
+    """What follows from the grids alone, of the channels of several layers, one layer's after the other's.
+
+    Attributes:
+        input_scales, output_scales: of the operand and of the result.
+        input_numbers: the operand's, as the device places its codes.
+        most_bias: of `most_bias`.
+    """
+
+    input_scales: Tensor
+    output_scales: Tensor
+    input_numbers: Tensor
+    most_bias: np.ndarray
+
+
 class Device:
     """Runs a frozen plan as the device would."""
 
     placed: DeviceSteps  # on the grids that `refresh` has found
 
-    def __init__(self, state: ModuleState) -> None:
+    def __init__(self, state: ModuleState, steps: Mapping[str, Bound]) -> None:
+        """steps: by path."""
         self.state, self.functional, self.plan = state, state.functional, state.plan
+        self._fused = {path: FrozenLayer.of(step) for path, step in steps.items()}
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._epsilons = np.zeros(0)
@@ -90,7 +140,14 @@ class Device:
         self._runs = threading.local()  # several threads may run it
         # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
         branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
-        self._apart = branches or len(self.plan.outputs) > 1
+        apart = branches or len(self.plan.outputs) > 1
+        # Whose vectors are computed together.
+        self._layers = [
+            layer
+            for path, layer in steps.items()
+            if isinstance(layer, WeightedStep) and not apart and self._in_eight_bits(self.plan.stored(path))
+        ]
+        self._places: dict[tuple[str, ...], _Places] = {}
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
@@ -112,6 +169,7 @@ class Device:
             # Not on a GPU, which divides otherwise than the host and has to wait for its numbers.
             grids = self.placed.grids if ends.device.type == "cpu" else {}
             self._scales = {name: torch.tensor(scale) for name, (scale, _) in grids.items()}
+            self._places.clear()
         self._epsilons = self.state.epsilons()
 
     @torch.no_grad()
@@ -148,7 +206,7 @@ class Device:
             if seen is not None:
                 seen[path] = broken.marked(path, real(value))
 
-        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors_of(steps):
+        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors():
             for path, feature in inputs.items():
                 missing = feature.isnan()
                 if missing.any():
@@ -204,14 +262,14 @@ class Device:
             # In real numbers; its result is stored like any other. NaN has no code: it propagates for the user to see.
             result = step.compose(*map(real, operands))
             moved = not isinstance(step, Input) and step.operator.same_quantization
-            return result if moved or result.isnan().any() else self.on_grid(path, result)
+            return result if moved or result.isnan().any() else self.on_grid(path, result, finite=True)
         return self.compute(path, step, cast(Sequence[OnGrid], operands))
 
-    def on_grid(self, path: str, values: Tensor) -> OnGrid:
+    def on_grid(self, path: str, values: Tensor, finite: bool = False) -> OnGrid:
         """Real numbers from a quantizer, or from the device; indices are their own steps."""
         if not values.is_floating_point():
             return OnGrid(np.float32(1), values, values)
-        return OnGrid(self.placed.scale(path), real=values)
+        return OnGrid(self.placed.scale(path), real=values, finite=finite)
 
     def compute(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> Value:
         """The device's result for operands on their grids."""
@@ -220,11 +278,22 @@ class Device:
             return self._moved(path, layer, operands)
         if isinstance(layer, WeightedStep) and self._in_eight_bits(step):
             return self._weighted(step, layer, operands[0])
-        result = self._on_host(step, operands)
+        steps = self._steps_on_host(step, operands)
+        finite = steps is not None
+        if steps is None:
+            result = self.on_grid(path, self._on_host(step, operands))
+            if not result.real.is_floating_point():
+                return result
+            steps = result.steps
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
-        if trained or any(is_differentiated(operand.real) for operand in operands):
-            result = with_gradient_of(result, layer.compose(*(operand.real for operand in operands)))
-        return self.on_grid(path, result)
+        if trained or any(operand.is_differentiated() for operand in operands):
+            composed = layer.compose(*(operand.real for operand in operands))
+            factor = 1 / float(self.placed.scale(path))
+            if is_unwatched():
+                steps = cast(Tensor, _with_gradient(steps, composed, factor))
+            else:
+                steps = with_gradient_of(steps, composed * factor)
+        return OnGrid(self.placed.scale(path), steps=steps, finite=finite)
 
     def _moved(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> OnGrid:
         scale = self.placed.scale(path)
@@ -233,56 +302,81 @@ class Device:
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
 
-    def _in_eight_bits(self, step: PlanStep) -> bool:
-        return all(bits_of(self.plan, name) <= 8 for name in (step.path, *step.operands) if self.plan.is_stored(name))
+    def _in_eight_bits(self, step: PlanInput | PlanStep) -> bool:
+        operands = step.operands if isinstance(step, PlanStep) else ()
+        return all(bits_of(self.plan, name) <= 8 for name in (step.path, *operands) if self.plan.is_stored(name))
 
     @contextmanager
-    def _vectors_of(self, steps: Mapping[str, Bound]) -> Iterator[None]:
+    def _vectors(self) -> Iterator[None]:
         """What the layers with weights in eight bits compute with, and whether float32 is known to hold their sums: of
         layers of one form at once, as each small operation costs more than its numbers."""
         groups: dict[Any, list[tuple[WeightedStep, LayerArrays]]] = {}
-        for path, layer in () if self._apart else steps.items():
-            if isinstance(layer, WeightedStep) and self._in_eight_bits(cast(PlanStep, self.plan.stored(path))):
-                arrays = layer.arrays()
-                form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
-                groups.setdefault(form, []).append((layer, arrays))
+        scales = self._scales_of(self._layers)
+        for layer in self._layers:
+            arrays = layer.arrays(raw_scale=scales.get(layer.path))
+            form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
+            groups.setdefault(form, []).append((layer, arrays))
         self._runs.vectors = {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
         try:
             yield
         finally:
             del self._runs.vectors
 
+    @staticmethod
+    @torch.no_grad()
+    def _scales_of(layers: Sequence[WeightedStep]) -> dict[str, Tensor]:
+        """Of the weights that follow their rows, by path; all at once, as above."""
+        groups: dict[tuple[int, bool], list[tuple[str, Tensor]]] = {}
+        for layer in layers:
+            weight, grid = layer.stored_weight(), layer.weight_quantizer
+            if is_unwatched() and grid.follows_rows(weight):
+                rule = grid.rule
+                groups.setdefault((rule.weight_bits, rule.narrow_range), []).append((layer.path, weight))
+        scales: dict[str, Tensor] = {}
+        for rule, weights in groups.items():
+            of_rows = scales_of_rows([weight for _, weight in weights], *rule)
+            scales |= zip((path for path, _ in weights), of_rows, strict=True)
+        return scales
+
     def _joined(
         self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
     ) -> Iterator[tuple[str, tuple[LayerVectors, bool]]]:
         """Of layers of one form, by path."""
-        paths, own = [layer.path for layer, _ in layers], layers[0][1]
+        own = layers[0][1]
         sizes = [arrays.raw_scale.shape[0] for _, arrays in layers]
-        owners = np.repeat(np.arange(len(layers)), sizes)
-        numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(path))) for path in paths]
         if len(layers) > 1:
             rows = zip(*(arrays.leaves() for _, arrays in layers), strict=True)
             own = LayerArrays.of([torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows])
-        scales = [
-            (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
-            if self._scales
-            else layer.scales()
-            for layer, _ in layers
-        ]
-        input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
-        placed = p.array(np.stack(numbers)[owners, 0], own.raw_scale)
-        own_grid = grid_of(p, own, input_scales, output_scales)
-        vectors = layer_vectors(self.state.primitives, own_grid, placed)
+        paths = tuple([layer.path for layer, _ in layers])
+        places = self._places.get(paths)
+        if places is None:
+            places = self._placed([layer for layer, _ in layers], sizes, own.raw_scale)
+            if self._scales:
+                self._places[paths] = places
+        own_grid = grid_of(p, own, places.input_scales, places.output_scales)
+        vectors = layer_vectors(self.state.primitives, own_grid, places.input_numbers)
         fits = [False] * len(layers)
         if own.raw_scale.device.type == "cpu":  # a GPU would have to be waited for
-            bounds = [
-                most_bias(layer, layer.weight_source(), row) for (layer, _), row in zip(layers, numbers, strict=True)
-            ]
-            fit = np.abs(p.to_numpy(vectors.bias)) < np.array(bounds, np.float32)[owners]
+            fit = np.abs(p.to_numpy(vectors.bias)) < places.most_bias
             fit &= np.isfinite(p.to_numpy(own.raw_scale))
             fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
         for path, fit_all, *parts in zip(paths, fits, *(vector.split(sizes) for vector in vectors), strict=True):
             yield path, (LayerVectors(*parts), fit_all)
+
+    def _placed(self, layers: Sequence[WeightedStep], sizes: Sequence[int], like: Tensor) -> _Places:
+        """sizes: of the layers' channels."""
+        owners = np.repeat(np.arange(len(layers)), sizes)
+        numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(layer.path))) for layer in layers]
+        scales = [
+            (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
+            if self._scales
+            else layer.scales()
+            for layer in layers
+        ]
+        input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
+        input_numbers = p.array(np.stack(numbers)[owners, 0], like)
+        bounds = [most_bias(layer, layer.weight_source(), row) for layer, row in zip(layers, numbers, strict=True)]
+        return _Places(input_scales, output_scales, input_numbers, np.array(bounds, np.float32)[owners])
 
     def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
         numbers = torch.from_numpy(self.placed.rounded_by(step))
@@ -293,8 +387,35 @@ class Device:
 
         known = getattr(self._runs, "vectors", {}).get(step.path)
         vectors, fits = known or next(self._joined([(layer, layer.arrays())]))[1]
-        steps = layer_steps(layer, vectors, x.steps, numbers, self.placed.profile, on_host, fits)
-        return OnGrid(self.placed.scale(step.path), steps=steps)
+        fused, device = self._fused[step.path], profile_named(self.placed.profile).of(step.kind)
+        steps = None
+        if fused is not None and device.arithmetic is None and is_unwatched():
+            rounding = layer.operator.rounding(device)  # type: ignore[attr-defined]
+            steps = fused(x.steps, vectors, numbers, rounding, fits)
+        finite = steps is not None and x.finite  # as the sums fit
+        if steps is None:
+            steps = layer_steps(layer, vectors, x.steps, numbers, self.placed.profile, on_host, fits)
+        return OnGrid(self.placed.scale(step.path), steps=steps, finite=finite)
+
+    def _steps_on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor | None:
+        """What the declarations compute, from steps to steps; None if it has to go by real numbers: for what has no
+        codes, and for those who watch."""
+        steps = [operand.steps.detach() for operand in operands]
+        if not is_unwatched() or not all(is_plain_float32(tensor) for tensor in steps):
+            return None
+        if not all(operand.finite or operand.steps.detach().sum().isfinite() for operand in operands):
+            return None
+        graph, layouts, (stored,), run = self.functional.device_step(step).integers(self._source([step]))
+        names = [name for name in step.operands if self.plan.is_stored(name)]
+        if any(graph.tensors[name].dtype not in CODE_RANGES for name in (*names, stored.name)):
+            return None
+        codes = {}
+        for name, tensor in zip(names, steps, strict=True):
+            zero_point = int(graph.tensors[name].quantization.zero_point[0])
+            own = (tensor + zero_point).to(getattr(torch, graph.tensors[name].dtype))
+            codes[name] = np.ascontiguousarray(on_device(own.numpy(), layouts[name]))
+        result = torch.from_numpy(in_users_order(run(codes)[stored.name], stored.layout)).to(torch.float32)
+        return result.sub_(int(graph.tensors[stored.name].quantization.zero_point[0]))
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
         """What the declarations compute, in real numbers."""

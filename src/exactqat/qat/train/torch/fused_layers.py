@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer in training as one operation of autograd: its weight on its grid, convolution, batch norm, activation and
-the grid of its result.
-
-For a small layer the bookkeeping of autograd and of operators takes longer than the numbers. The kernels are those of
-the layer's parts one by one (`core.steps.WeightedStep.compose`), in the same order and so with the same bits; whatever
-is unusual is left to those.
+the grid of its result; the bits are those of `core.steps.WeightedStep.compose`.
 """
 
 from __future__ import annotations
@@ -14,46 +10,31 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.operators.torch import declared, is_plain, kernel
 
 from ..core.steps import WeightedStep
-from . import primitives as p
+from .image_layers import ImageLayer, Window, is_image, is_unwatched
 from .layers import BatchNormTensors, scale_and_offset
-from .primitives import channels_first_view, channels_last_view, depthwise_filter
-from .state import ModuleGrid, ModuleNormalization, ModuleState, ModuleWeightGrid, rows_of, with_layout_of
+from .primitives import channels_first_view, channels_last_view
+from .state import ModuleGrid, ModuleNormalization, ModuleState
 
 _STATISTICS, _BATCH_NORM = declared("batch_norm_statistics"), declared("quantized_batch_norm_training")
 _BATCH_NORM_GRADIENT = declared("quantized_batch_norm_gradient")
-_DEPTHWISE = declared("depthwise_conv2d_native")
-_TO_INPUT = declared("depthwise_conv2d_native_backprop_input")
-_TO_FILTER = declared("depthwise_conv2d_native_backprop_filter")
-_ROWS, _ROWS_GRADIENT = declared("fake_quant_rows"), declared("fake_quant_rows_gradient")
-_ROWS_WITHIN, _ROWS_WITHIN_GRADIENT = declared("fake_quant_rows_within"), declared("fake_quant_rows_within_gradient")
-_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 # Of a layer, which may see images of many sizes.
 _MOST_PLANS = 64
 
 # Addresses: of scale, offset, running mean and variance, of the range's ends and its count.
 Places = tuple[int, ...]
-# PyTorch's strides and padding; nothing for a depthwise convolution.
-Window = tuple[Any, ...]
 
 
 def trains_plainly(state: ModuleState) -> bool:
-    """Whether a call is nothing but a step of training on the CPU: nobody watches its operations or replaces them."""
+    """Whether a call is nothing but a step of training on the CPU."""
     mode = state.mode
     if not (mode.training and mode.quantizing and torch.is_grad_enabled()) or mode.frozen or mode.observing:
         return False
-    if torch.compiler.is_compiling() or state.synchronized or torch.is_autocast_enabled("cpu"):
-        return False
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    # Whoever replaces saved tensors may return others than kernels take.
-    watched = watched or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    transformed = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    return not (watched or transformed or torch._C._get_tracing_state())
+    return not (state.synchronized or torch.is_autocast_enabled("cpu")) and is_unwatched()
 
 
 class _Plans(NamedTuple):
@@ -66,44 +47,28 @@ class _Plans(NamedTuple):
     mask: Callable[[], Tensor]
 
 
-class FusedLayer:
-    """A layer of images, with batch norm and without bias, for calls that `trains_plainly` approves.
-
-    Attributes:
-        layer: what it computes.
-    """
+class FusedLayer(ImageLayer):
+    """A layer of images, with batch norm and without bias, for calls that `trains_plainly` approves."""
 
     def __init__(self, layer: WeightedStep) -> None:
-        attributes = layer.attributes
-        self.layer, self.activation = layer, layer.activation
+        super().__init__(layer)
+        self.activation = layer.activation
         self.norm = cast(ModuleNormalization, layer.batch_norm)
         self.grid = cast(ModuleGrid, layer.output_quantizer)
-        self.weight_grid = cast(ModuleWeightGrid, layer.weight_quantizer)
-        self.strides, self.dilations = tuple(attributes["strides"]), tuple(attributes["dilations"])
-        self.groups = attributes["groups"]
-        self.pairs = [(int(before), int(after)) for before, after in attributes["padding"]]
-        # As the operator takes them, one after the other.
-        amounts = (0, 0, *(amount for pair in self.pairs for amount in pair), 0, 0)
-        self.window = (1, *self.strides, 1), "EXPLICIT", amounts, "NHWC", (1, *self.dilations, 1)
         self._plans: dict[tuple[Any, ...], _Plans] = {}
         self._places: Places = ()
-        # Strides and padding, once it is known that the operand is convolved as it is.
-        self._plain_window: Window | None = None
 
     @staticmethod
     def of(layer: object) -> FusedLayer | None:
         """The layer as one operation, if it is of that kind."""
-        if not isinstance(layer, WeightedStep) or layer.operator.float_kind != "conv":
+        if not isinstance(layer, WeightedStep) or not ImageLayer.fits(layer):
             return None
-        rule, grid = layer.weight_quantizer.rule, layer.output_quantizer
-        rows = layer.weight_axis == 0 and rule.symmetric and rule.per_channel
-        plain = layer.batch_norm is not None and layer.bias_source is None and not layer.folded and layer.bounds is None
-        fits = rows and plain and layer.channel_axis == 1 and grid.policy != "percentile"
-        return FusedLayer(layer) if fits else None
+        plain = layer.batch_norm is not None and layer.bias_source is None and layer.bounds is None
+        return FusedLayer(layer) if plain and layer.output_quantizer.policy != "percentile" else None
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, norm = self.layer.weight_source(), self.norm
-        if not (norm.training and _is_image(x) and _is_image(weight) and weight.numel()):
+        if not (norm.training and is_image(x) and is_image(weight) and weight.numel()):
             return cast(Tensor, self.layer.compose(x))
         tensors = norm.tensors()
         scale, offset = scale_and_offset(tensors)
@@ -113,13 +78,7 @@ class FusedLayer:
         magnitudes = self.weight_grid.learned_magnitudes()
         # A range that follows the batch is known later, and has no gradient.
         low, high, *ends = (None, None) if self.grid.observes else self.grid.operands()
-        window = self._plain_window
-        if window is None:
-            arranged, *sizes = (x,) if self.is_depthwise(x) else p.arranged(x, weight, self.strides, self.pairs)
-            window = tuple(sizes)
-            if arranged is x:
-                self._plain_window = window
-            x = arranged
+        x, window = self.arranged(x, weight)
         operands = x, weight, magnitudes, scale, offset, low, high
         return cast(Tensor, _apply(self, window, tensors, places, ends, *operands))
 
@@ -136,63 +95,6 @@ class FusedLayer:
                 return None
             self._places = places
         return places
-
-    def is_depthwise(self, x: Tensor) -> bool:
-        return bool(self.groups == x.shape[1] > 1)
-
-    # --- the weight ---------------------------------------------------------------------------------------------------
-
-    def quantized(self, x: Tensor, weight: Tensor, magnitudes: Tensor | None) -> Tensor:
-        """The weight on its grid, as the convolution of `x` takes it."""
-        dense, rule = rows_of(weight), self.weight_grid.rule
-        if magnitudes is None:
-            rows = _ROWS(dense, rule.weight_bits, rule.narrow_range)
-        else:
-            rows = _ROWS_WITHIN(dense, magnitudes, rule.weight_bits, rule.narrow_range)
-        weight = with_layout_of(weight, rows)
-        return depthwise_filter(weight, x.shape[1]) if self.is_depthwise(x) else weight
-
-    def weight_gradients(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, magnitudes: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Of the weight and of its magnitudes. gradient: of what `quantized` returns."""
-        if self.is_depthwise(x):
-            gradient = gradient.reshape(*weight.shape[2:], 1, len(weight)).permute(3, 2, 0, 1)
-        dense, arriving, rule = rows_of(weight), rows_of(gradient, like=weight), self.weight_grid.rule
-        # In its own memory, which nobody else has; unless autograd follows this.
-        own = not torch.is_grad_enabled()
-        if magnitudes is None:
-            out = arriving if own else None
-            rows = _ROWS_GRADIENT(arriving, dense, rule.weight_bits, rule.narrow_range, out=out)
-            return with_layout_of(weight, rows), None
-        outs = (arriving, torch.empty_like(magnitudes)) if own else None
-        rows, to_magnitudes = _ROWS_WITHIN_GRADIENT(
-            arriving, dense, magnitudes, rule.weight_bits, rule.narrow_range, out=outs
-        )
-        return with_layout_of(weight, rows), to_magnitudes
-
-    # --- the convolution ----------------------------------------------------------------------------------------------
-
-    def convolved(self, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-        """Channels last."""
-        if self.is_depthwise(x):
-            return cast(Tensor, _DEPTHWISE(channels_last_view(x), weight, *self.window))
-        strides, amounts = window
-        return channels_last_view(torch.conv2d(x, weight, None, strides, amounts, self.dilations, self.groups))
-
-    def convolution_gradients(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, window: Window, to_x: bool, to_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Of x and of the weight. gradient: channels last."""
-        if not self.is_depthwise(x):
-            first, (strides, amounts) = channels_first_view(gradient), window
-            fixed = strides, amounts, self.dilations, False, (0, 0), self.groups
-            return _CONVOLUTION_BACKWARD(first, x, weight, None, *fixed, (to_x, to_weight, False))[:2]
-        x = channels_last_view(x)
-        return (
-            channels_first_view(_TO_INPUT(tuple(x.shape), weight, gradient, *self.window)) if to_x else None,
-            _TO_FILTER(x, tuple(weight.shape), gradient, *self.window) if to_weight else None,
-        )
 
     # --- batch norm and what follows ----------------------------------------------------------------------------------
 
@@ -286,33 +188,33 @@ class _Layer(_SingleLevelFunction):
         low: Tensor | None,
         high: Tensor | None,
     ) -> Tensor:
-        quantized = layer.quantized(x, weight, magnitudes)
-        raw = layer.convolved(x, quantized, window)
+        filter = layer.filter_of(x, layer.quantized(weight, magnitudes))
+        raw = layer.convolved(x, filter, window)
         trained = any(ctx.needs_input_grad[-2:])
         plans, outputs, mask, mean, variance = layer.stored(raw, tensors, places, ends, trained)
         ctx.layer, ctx.window, ctx.plans, ctx.rest = layer, window, plans, (layer.norm.epsilon, trained)
         ctx.shapes = None if low is None or high is None else (low.shape, high.shape)
-        ctx.save_for_backward(x, weight, magnitudes, scale, quantized, raw, mean, variance, mask)
+        ctx.save_for_backward(x, weight, magnitudes, scale, filter, raw, mean, variance, mask)
         return channels_first_view(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         layer, window = cast(FusedLayer, ctx.layer), ctx.window
-        x, weight, magnitudes, scale, quantized, raw, mean, variance, mask = ctx.saved_tensors
+        x, weight, magnitudes, scale, filter, raw, mean, variance, mask = ctx.saved_tensors
         wants_x, wants_weight, wants_magnitudes = ctx.needs_input_grad[5:8]
         if torch.is_grad_enabled():
             # To be differentiated again: as functions of the operands.
-            quantized = layer.quantized(x, weight, magnitudes)
-            raw = layer.convolved(x, quantized, window)
+            filter = layer.filter_of(x, layer.quantized(weight, magnitudes))
+            raw = layer.convolved(x, filter, window)
         saved = raw, scale, mean, variance, mask
         to_raw, to_scale, to_offset, *to_ends = layer.gradients(
             ctx.plans, channels_last_view(gradients[0]), saved, *ctx.rest
         )
-        wanted = wants_x, wants_weight or wants_magnitudes
-        to_x, to_weight = layer.convolution_gradients(to_raw, x, quantized, window, *wanted)
+        wanted = wants_x, wants_weight or wants_magnitudes, False
+        to_x, to_weight, _ = layer.convolution_gradients(to_raw, x, filter, window, wanted)
         to_magnitudes = None
         if to_weight is not None:
-            to_weight, to_magnitudes = layer.weight_gradients(to_weight, x, weight, magnitudes)
+            to_weight, to_magnitudes = layer.weight_gradients(to_weight, weight, magnitudes)
         ends: Sequence[Tensor | None] = (None, None)
         if ctx.rest[1]:
             ends = [end.reshape(shape) for end, shape in zip(to_ends, ctx.shapes, strict=True)]
@@ -320,7 +222,3 @@ class _Layer(_SingleLevelFunction):
 
 
 _apply = cast(Any, _Layer).apply
-
-
-def _is_image(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.dtype == torch.float32 and tensor.is_cpu and is_plain(tensor)

@@ -125,7 +125,7 @@ class PreparedModel(Owner):
         fused = {path: FusedLayer.of(step) for path, step in self._steps.items()}
         self._fused_calls = self._calls | {path: layer for path, layer in fused.items() if layer is not None}
         self._order = _order(plan)
-        self._device = Device(self._state)
+        self._device = Device(self._state, self._steps)
         self._repeats = Repeats()
 
     def _bound(self, step: PlanStep, module: nn.Module) -> Bound:

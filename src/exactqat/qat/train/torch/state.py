@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from exactqat.operators.torch import declared, is_plain, move_range
+from exactqat.operators.torch import declared, is_plain, move_range, row_magnitudes
 
 from ....kit.display import shortened
 from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingData, PlanStep, Weights, without_data
@@ -31,7 +31,7 @@ from ..core.freezing import are_initial
 from ..core.primitives import Array
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
 from ..core.steps import Step
-from ..core.weights import NormArrays, learned_ends, weight_codes
+from ..core.weights import NormArrays, learned_ends, step_width, weight_codes
 from . import collectives
 from . import primitives as p
 from .layers import BatchNormTensors, normalized, require_several, scale_and_offset, share_of_batch
@@ -269,6 +269,12 @@ def with_layout_of(weight: Tensor, rows: Tensor) -> Tensor:
     return channels_first_view(rows) if weight.dim() == 4 and not weight.is_contiguous() else rows
 
 
+def scales_of_rows(weights: Sequence[Tensor], bits: int, narrow_range: bool) -> Sequence[Tensor]:
+    """As `ModuleWeightGrid.scale`, of several weights at once that follow their rows."""
+    highs = row_magnitudes(weights)
+    return step_width((-highs, highs), bits, narrow_range).split([len(weight) for weight in weights])
+
+
 def _are_at_hand(minimum: Tensor, maximum: Tensor) -> bool:
     """Whether numbers can be read for next to nothing."""
     return not torch.compiler.is_compiling() and minimum.is_cpu and is_plain(minimum) and is_plain(maximum)
@@ -309,6 +315,14 @@ class ModuleWeightGrid(WeightGrid):
 
     def scale(self, weight: Tensor, /) -> Tensor:
         return self._width(weight).expand(weight.shape[self.channel_axis])
+
+    def follows_rows(self, weight: Tensor) -> bool:
+        """Whether its scales follow from the largest magnitudes of the weight's rows in memory alone."""
+        dense = weight.is_contiguous() or (
+            weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+        )
+        plain = weight.dtype == torch.float32 and weight.is_cpu and is_plain(weight) and weight.numel() > 0
+        return self._rows and dense and plain and self.owner not in self.state.learned
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> np.ndarray:
