@@ -130,22 +130,28 @@ def test_examples_that_differ_show_what_the_first_ones_miss() -> None:
             if any(np.any(codes != results[other][name]) for name, codes in results[one].items())
         }
 
-    numbers, tried = differing_examples(graph, 8, devices, 0, 16, 100)
-    assert len({*numbers}) == len(numbers) >= 8 and {0, 1} <= {*numbers} and tried == 8192
-    assert len(differing_examples(graph, 8, devices, 0, 16, 3)[0]) == 3
-    assert differing(random_codes(graph, numbers, 0)) == differing(random_codes(graph, range(tried), 0))
+    numbers = differing_examples(graph, 8, devices, 0, 16, 100, 8192)
+    assert len({*numbers}) == len(numbers) >= 8 and {0, 1} <= {*numbers}
+    assert len(differing_examples(graph, 8, devices, 0, 16, 3, 8192)) == 3
+    assert differing(random_codes(graph, numbers, 0)) == differing(random_codes(graph, range(8192), 0))
     assert differing(random_codes(graph, numbers, 0)) > differing(random_codes(graph, range(8), 0))
 
 
-def test_the_budget_cuts_only_the_number_of_examples_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_examples_are_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:
     path = FILES / "branches.int8.tflite"
     inspection = inspect(path, examples=5, devices=[])
     assert inspection.tried == 8192 and f"{inspection.examples} examples, chosen from 8,192" in str(inspection)
     assert inspection.examples >= 5
     assert all(layer.reached and 0 < layer.reached <= 1 for layer in inspection.layers)
-    monkeypatch.setattr(random_inputs, "MOST_SECONDS", 0.0)
-    numbers, tried = differing_examples(read_tflite(path), 20, ("reference", "micro"), 0, 16, 20)
-    assert (len({*numbers}), tried) == (20, 32)
+    graph = read_tflite(path)
+    work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
+    monkeypatch.setattr(random_inputs, "MOST_WORK", 30 * work)
+    assert inspect(path, examples=5, devices=[]).tried == 30
+    assert inspect(path, examples=5, devices=[], candidates=7).tried == 7
+    assert inspect(path, examples=40, devices=[]).tried == 40  # as many as are wanted in any case
+    assert {*differing_examples(graph, 20, ("reference", "micro"), 0, 16, 20, 32)} < {*range(32)}
+    with pytest.raises(ValueError, match="candidates must be 1 or more, got 0"):
+        inspect(path, candidates=0)
 
 
 def test_a_random_example_is_the_same_beside_any_others() -> None:

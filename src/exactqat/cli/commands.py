@@ -307,6 +307,7 @@ def inspect_file(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: AsJson = False,
     float_file: Annotated[Path | None, typer.Option("--float", metavar="FLOAT")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1)] = None,
     reduced: Annotated[Path | None, typer.Option("--reduce", metavar="OUT")] = None,
     node_data: Annotated[Path | None, metavar("OUT")] = None,
 ) -> bool:
@@ -322,6 +323,8 @@ def inspect_file(
         device: Device to run it on; several times for several. By default all that this machine has.
         seed: Seed of the random codes.
         float_file: The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.
+        candidates: How many random examples are simulated to choose those that are run. By default 8192, or as many as
+            two billion multiply-adds allow.
         reduced: Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.
         node_data: Write what was found for Model Explorer, which shows it in the network's picture: OUT-devices.json,
             OUT-runtimes.json and, with --float, OUT-decibels.json.
@@ -341,7 +344,9 @@ def inspect_file(
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
         try:
-            inspection = inspect(file, data, examples, device or None, seed, SECONDS, status.update, float_file)
+            inspection = inspect(
+                file, data, examples, device or None, seed, SECONDS, status.update, float_file, candidates=candidates
+            )
         except Refusal as refusal:
             if as_json:
                 console.print(refused_as_json(file, refusal), soft_wrap=True)

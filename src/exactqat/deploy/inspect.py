@@ -41,7 +41,7 @@ from .formats.read_tflite import FileEnd, TfliteFile, UnsupportedFile, path_of_f
 from .formats.tflite import import_deploy
 from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
-from .random_inputs import differing_examples, random_codes
+from .random_inputs import differing_examples, random_codes, tried_by_default
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
 from .runtimes.trial import Answer, RuntimeRefusal, answer_of, forking
@@ -335,6 +335,7 @@ def inspect(
     progress: Callable[[str], None] | None = None,
     float_file: str | os.PathLike[str] | None = None,
     signature: str = "",
+    candidates: int | None = None,
 ) -> Inspection:
     """Says what is in a quantized .tflite or .onnx file from any writer, and compares the devices on it, integer for
     integer.
@@ -347,8 +348,8 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
-            last. None: of 8,192 random examples (fewer, if these take ten seconds of processor time) those that show
-            all results in which devices differ, and some others.
+            last. None: of so many `candidates`, which are random, those that show all results in which devices differ,
+            and some others.
         examples: how many random ones are run, more if only more show all differences, and fewer of large networks; at
             most how many of `data`.
         devices: whose runtimes run the file; by default all of `profiles_here`.
@@ -358,6 +359,8 @@ def inspect(
         float_file: the float network that a .tflite file was made from, a .tflite or an .onnx file:
             `Inspection.beside_float` then says how much of each layer's signal is left. It needs realistic `data` to
             be useful.
+        candidates: how many random examples are simulated on all devices; None: 8,192, or as many as two billion
+            multiply-accumulates allow.
         signature: which of a .tflite file's signatures; "": the one that interpreters run.
 
     Raises:
@@ -372,8 +375,9 @@ def inspect(
     else:
         say("reading")
         subject = read_file(path, signature)
-    if examples < 1:
-        raise ValueError(f"examples must be 1 or more, got {examples}")
+    for argument, number in (("examples", examples), ("candidates", candidates)):
+        if number is not None and number < 1:
+            raise ValueError(f"{argument} must be 1 or more, got {number}")
     suffix, graph, is_tflite = subject.suffix, subject.graph, subject.suffix == ".tflite"
     profiles, here = that_run(suffix), profiles_here(suffix)
     if float_file is not None and not is_tflite:
@@ -385,7 +389,7 @@ def inspect(
     with forking():
         if data is None:
             say("choosing inputs")
-        codes, tried = codes_of(subject, data, examples, seed, seconds)
+        codes, tried = codes_of(subject, data, examples, seed, seconds, candidates)
         arena, no_arena = None, f"an {suffix} file has none"
         if is_tflite:
             say("measuring the arena")
@@ -492,7 +496,7 @@ def _layer(graph: Graph, operator: Operator, reached: Mapping[str, float]) -> La
 
 
 def codes_of(
-    subject: InspectedFile, data: Data, examples: int, seed: int, seconds: float
+    subject: InspectedFile, data: Data, examples: int, seed: int, seconds: float, candidates: int | None = None
 ) -> tuple[dict[str, np.ndarray], int]:
     """The codes to run: the user's, at most so many examples, or random ones, of a .tflite file as many as fill
     `MOST_RESULTS` for a device; and how many random ones these were chosen from."""
@@ -506,9 +510,9 @@ def codes_of(
             return random_codes(graph, range(examples), seed), examples
         alone = not all(OPERATORS[operator.kind].any_batch for operator in graph.operators)
         together = 1 if alone else max(1, min(TOGETHER, fitting // len(profiles)))
-        chosen = (graph, examples, profiles, seed, together, max(examples, fitting))
-        numbers, tried = _simulating(differing_examples, *chosen, seconds=seconds)
-        return random_codes(graph, numbers, seed), tried
+        tried = max(examples, tried_by_default(graph) if candidates is None else candidates)
+        arguments = graph, examples, profiles, seed, together, max(examples, fitting), tried
+        return random_codes(graph, _simulating(differing_examples, *arguments, seconds=seconds), seed), tried
     ports = graph.signature.inputs
     names = [port.name for port in ports]
     batch = next(batches_of(unless_file(data, names), len(ports), examples))

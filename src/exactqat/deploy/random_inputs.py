@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Sequence
 from itertools import combinations, islice
 
@@ -17,9 +16,9 @@ from .simulate import simulate
 
 # The most codes that are drawn together.
 MOST_TOGETHER = 1 << 20
-# The most examples that are tried, and for how many seconds of processor time. What one in a thousand shows is missed
-# three times in ten thousand.
-MOST_TRIED, MOST_SECONDS = 8192, 10.0
+# The most examples that are tried, and with how many multiply-accumulates of a device. What one in a thousand shows is
+# missed three times in ten thousand by so many.
+MOST_TRIED, MOST_WORK = 8192, 2_000_000_000
 
 
 def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, np.ndarray]:
@@ -51,11 +50,17 @@ def random_codes(graph: Graph, numbers: Sequence[int], seed: int) -> dict[str, n
     return codes
 
 
+def tried_by_default(graph: Graph) -> int:
+    """How many random examples are worth a second or so: 8,192, or as many as two billion multiply-accumulates of a
+    device allow."""
+    work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
+    return max(1, min(MOST_TRIED, MOST_WORK // max(work, 1)))
+
+
 def differing_examples(
-    graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int, most: int
-) -> tuple[list[int], int]:
-    """Numbers of the random examples to run, and how many examples were simulated to choose them: 8,192, or fewer if
-    these take ten seconds of processor time, but as many as are wanted.
+    graph: Graph, examples: int, profiles: Sequence[str], seed: int, together: int, most: int, candidates: int
+) -> list[int]:
+    """Numbers of the random examples to run.
 
     First come those that show every result in which two devices differ, the ones with most of these first; then the
     first ones, to as many as are wanted.
@@ -65,13 +70,12 @@ def differing_examples(
         profiles: the devices.
         together: how many examples are simulated at a time, at most.
         most: how many at most, whatever they show.
+        candidates: how many are simulated to choose from, at least as many as examples.
     """
     names = [name for name in graph.results() if graph.tensors[name].dtype != FLOAT]
     differences: list[set[tuple[str, str, str]]] = []
-    tried, began = 0, time.process_time()
-    while tried < examples or (tried < MOST_TRIED and time.process_time() - began < MOST_SECONDS):
-        # Never much more than before: the time is looked at in between.
-        count = min(together, max(tried, examples), max(MOST_TRIED, examples) - tried)
+    for tried in range(0, candidates, together):
+        count = min(together, candidates - tried)
         batch, results = random_codes(graph, range(tried, tried + count), seed), {}
         differences += [set() for _ in range(count)]
         for profile in profiles:
@@ -82,13 +86,12 @@ def differing_examples(
                 differ = (results[one][name] != results[other][name]).reshape(count, -1).any(axis=1)
                 for at in np.flatnonzero(differ):
                     differences[tried + at].add((one, other, name))
-        tried += count
     kept: list[int] = []
     missing = set().union(*differences)
     while missing and len(kept) < most:
-        best = max(range(tried), key=lambda number: len(differences[number] & missing))
+        best = max(range(candidates), key=lambda number: len(differences[number] & missing))
         kept.append(best)
         missing -= differences[best]
-    first = (number for number in range(tried) if number not in kept)
+    first = (number for number in range(candidates) if number not in kept)
     unchosen = min(most, max(examples, len(kept) + examples // 4)) - len(kept)
-    return kept + [*islice(first, unchosen)], tried
+    return kept + [*islice(first, unchosen)]
