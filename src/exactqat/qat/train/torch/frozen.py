@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,18 +25,18 @@ from ....deploy.axes import on_device
 from ....deploy.values import in_users_order
 from ....kit.device import profile_named
 from ....kit.device.tensor import CODE_RANGES
-from ....kit.planning.plans import PlanInput, PlanStep
-from ..core.accumulators import BrokenExamples, LayerVectors, layer_steps, layer_vectors, most_bias
+from ....kit.planning.plans import PlanStep
+from ..core.accumulators import BrokenExamples, layer_steps
 from ..core.arrays import ENDS, Arrays
 from ..core.integers import nudged_grids
 from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
-from ..core.weights import LayerArrays, grid_of
 from . import primitives as p
 from .frozen_layers import FrozenLayer
 from .image_layers import is_unwatched
+from .joined_vectors import JoinedVectors
 from .primitives import straight_through, to_numpy, unwrapped, with_gradient_of
-from .state import Bound, ModuleState, TrainingOnly, scales_of_rows
+from .state import Bound, ModuleState, TrainingOnly
 
 # What multiplies float32 and may be allowed to use lower precision.
 _on_cpu: Any = torch.backends.mkldnn
@@ -109,21 +109,6 @@ def is_plain_float32(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.is_cpu and is_plain(tensor)
 
 
-class _Places(NamedTuple):
-    """What follows from the grids alone, of the channels of several layers, one layer's after the other's.
-
-    Attributes:
-        input_scales, output_scales: of the operand and of the result.
-        input_numbers: the operand's, as the device places its codes.
-        most_bias: of `most_bias`.
-    """
-
-    input_scales: Tensor
-    output_scales: Tensor
-    input_numbers: Tensor
-    most_bias: np.ndarray
-
-
 class Device:
     """Runs a frozen plan as the device would."""
 
@@ -136,18 +121,14 @@ class Device:
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._epsilons = np.zeros(0)
-        self._scales: dict[str, Tensor] = {}  # what one step of a grid is
         self._runs = threading.local()  # several threads may run it
         # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
         branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
         apart = branches or len(self.plan.outputs) > 1
-        # Whose vectors are computed together.
-        self._layers = [
-            layer
-            for path, layer in steps.items()
-            if isinstance(layer, WeightedStep) and not apart and self._in_eight_bits(self.plan.stored(path))
+        layers = [
+            layer for path, layer in steps.items() if isinstance(layer, WeightedStep) and self._in_eight_bits(path)
         ]
-        self._places: dict[tuple[str, ...], _Places] = {}
+        self._vectors = JoinedVectors(state, [] if apart else layers)
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
@@ -166,10 +147,7 @@ class Device:
         known = self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends)
         if not known or self.placed.profile != profile:
             self._ends, self.placed = ends, DeviceSteps(self.plan, nudged_grids(self.state), profile)
-            # Not on a GPU, which divides otherwise than the host and has to wait for its numbers.
-            grids = self.placed.grids if ends.device.type == "cpu" else {}
-            self._scales = {name: torch.tensor(scale) for name, (scale, _) in grids.items()}
-            self._places.clear()
+            self._vectors.place(self.placed, ends.device)
         self._epsilons = self.state.epsilons()
 
     @torch.no_grad()
@@ -206,7 +184,7 @@ class Device:
             if seen is not None:
                 seen[path] = broken.marked(path, real(value))
 
-        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors():
+        with in_full_float32(next(iter(inputs.values())).device.type), self._vectors_together():
             for path, feature in inputs.items():
                 missing = feature.isnan()
                 if missing.any():
@@ -254,7 +232,7 @@ class Device:
         if isinstance(step, TrainingOnly):
             (x,) = operands
             if isinstance(x, OnGrid) and not step.noisy:
-                return OnGrid(np.float32(x.scale), steps=x.steps.detach()) if step.stop_gradient else x
+                return OnGrid(np.float32(x.scale), steps=x.steps.detach(), finite=x.finite) if step.stop_gradient else x
             return step(real(x))
         if not isinstance(step, Step):  # outside of the device
             return step(real(operands[0]))
@@ -276,7 +254,7 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         if layer.operator.moves_codes:
             return self._moved(path, layer, operands)
-        if isinstance(layer, WeightedStep) and self._in_eight_bits(step):
+        if isinstance(layer, WeightedStep) and self._in_eight_bits(path):
             return self._weighted(step, layer, operands[0])
         steps = self._steps_on_host(step, operands)
         finite = steps is not None
@@ -300,83 +278,21 @@ class Device:
         moved = [operand.steps for operand in operands]
         for position in sorted(layer.constants):
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
-        return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
+        finite = not layer.constants and all(operand.finite for operand in operands)
+        return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes), finite=finite)
 
-    def _in_eight_bits(self, step: PlanInput | PlanStep) -> bool:
+    def _in_eight_bits(self, path: str) -> bool:
+        step = self.plan.stored(path)
         operands = step.operands if isinstance(step, PlanStep) else ()
-        return all(bits_of(self.plan, name) <= 8 for name in (step.path, *operands) if self.plan.is_stored(name))
+        return all(bits_of(self.plan, name) <= 8 for name in (path, *operands) if self.plan.is_stored(name))
 
     @contextmanager
-    def _vectors(self) -> Iterator[None]:
-        """What the layers with weights in eight bits compute with, and whether float32 is known to hold their sums: of
-        layers of one form at once, as each small operation costs more than its numbers."""
-        groups: dict[Any, list[tuple[WeightedStep, LayerArrays]]] = {}
-        scales = self._scales_of(self._layers)
-        for layer in self._layers:
-            arrays = layer.arrays(raw_scale=scales.get(layer.path))
-            form = tuple([leaf.device if isinstance(leaf, Tensor) else leaf for leaf in arrays.leaves()])
-            groups.setdefault(form, []).append((layer, arrays))
-        self._runs.vectors = {path: vectors for layers in groups.values() for path, vectors in self._joined(layers)}
+    def _vectors_together(self) -> Iterator[None]:
+        self._runs.vectors = self._vectors.together()
         try:
             yield
         finally:
             del self._runs.vectors
-
-    @staticmethod
-    @torch.no_grad()
-    def _scales_of(layers: Sequence[WeightedStep]) -> dict[str, Tensor]:
-        """Of the weights that follow their rows, by path; all at once, as above."""
-        groups: dict[tuple[int, bool], list[tuple[str, Tensor]]] = {}
-        for layer in layers:
-            weight, grid = layer.stored_weight(), layer.weight_quantizer
-            if is_unwatched() and grid.follows_rows(weight):
-                rule = grid.rule
-                groups.setdefault((rule.weight_bits, rule.narrow_range), []).append((layer.path, weight))
-        scales: dict[str, Tensor] = {}
-        for rule, weights in groups.items():
-            of_rows = scales_of_rows([weight for _, weight in weights], *rule)
-            scales |= zip((path for path, _ in weights), of_rows, strict=True)
-        return scales
-
-    def _joined(
-        self, layers: Sequence[tuple[WeightedStep, LayerArrays]]
-    ) -> Iterator[tuple[str, tuple[LayerVectors, bool]]]:
-        """Of layers of one form, by path."""
-        own = layers[0][1]
-        sizes = [arrays.raw_scale.shape[0] for _, arrays in layers]
-        if len(layers) > 1:
-            rows = zip(*(arrays.leaves() for _, arrays in layers), strict=True)
-            own = LayerArrays.of([torch.cat(row) if isinstance(row[0], Tensor) else row[0] for row in rows])
-        paths = tuple([layer.path for layer, _ in layers])
-        places = self._places.get(paths)
-        if places is None:
-            places = self._placed([layer for layer, _ in layers], sizes, own.raw_scale)
-            if self._scales:
-                self._places[paths] = places
-        own_grid = grid_of(p, own, places.input_scales, places.output_scales)
-        vectors = layer_vectors(self.state.primitives, own_grid, places.input_numbers)
-        fits = [False] * len(layers)
-        if own.raw_scale.device.type == "cpu":  # a GPU would have to be waited for
-            fit = np.abs(p.to_numpy(vectors.bias)) < places.most_bias
-            fit &= np.isfinite(p.to_numpy(own.raw_scale))
-            fits = np.logical_and.reduceat(fit, np.cumsum([0, *sizes[:-1]])).tolist()
-        for path, fit_all, *parts in zip(paths, fits, *(vector.split(sizes) for vector in vectors), strict=True):
-            yield path, (LayerVectors(*parts), fit_all)
-
-    def _placed(self, layers: Sequence[WeightedStep], sizes: Sequence[int], like: Tensor) -> _Places:
-        """sizes: of the layers' channels."""
-        owners = np.repeat(np.arange(len(layers)), sizes)
-        numbers = [self.placed.rounded_by(cast(PlanStep, self.plan.stored(layer.path))) for layer in layers]
-        scales = [
-            (self._scales[layer.source.name], self._scales[layer.output_quantizer.name])
-            if self._scales
-            else layer.scales()
-            for layer in layers
-        ]
-        input_scales, output_scales = (p.gather(torch.stack(ends), owners, 0) for ends in zip(*scales, strict=True))
-        input_numbers = p.array(np.stack(numbers)[owners, 0], like)
-        bounds = [most_bias(layer, layer.weight_source(), row) for layer, row in zip(layers, numbers, strict=True)]
-        return _Places(input_scales, output_scales, input_numbers, np.array(bounds, np.float32)[owners])
 
     def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
         numbers = torch.from_numpy(self.placed.rounded_by(step))
@@ -386,7 +302,7 @@ class Device:
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
         known = getattr(self._runs, "vectors", {}).get(step.path)
-        vectors, fits = known or next(self._joined([(layer, layer.arrays())]))[1]
+        vectors, fits = known or self._vectors.of(layer)
         fused, device = self._fused[step.path], profile_named(self.placed.profile).of(step.kind)
         steps = None
         if fused is not None and device.arithmetic is None and is_unwatched():
