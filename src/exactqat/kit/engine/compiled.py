@@ -25,6 +25,8 @@ PROGRAMS = 2
 
 # A kernel's plan and the addresses it takes.
 Plan = tuple[Any, tuple[int, ...]]
+# A kernel and what it takes: constants, and others by their positions among an operator's arrays.
+Kernel = tuple[Any, tuple[int | np.ndarray, ...]]
 
 
 class RunnableStep(Protocol):
@@ -76,6 +78,8 @@ class Compiled:
         self._position = {name: number for number, step in enumerate(self._steps) for name in step.outputs}
         self._successors = {name: tensor.successor for name, tensor in graph.tensors.items() if tensor.successor}
         self._forms: dict[int, Form] = {}
+        # Of `operator`, by the operator's number and how many examples it had.
+        self._kernels: dict[tuple[int, int], list[Kernel]] = {}
         self._programs: dict[Any, _Program] = {}
         if like is not None and like.profile is self.profile:
             self._take_over(like)
@@ -147,7 +151,11 @@ class Compiled:
         (examples,) = counts
         results = {name: np.empty(self._shape(name, examples), self._tensors[name].dtype) for name in step.outputs}
         if examples:
-            for plan, addresses in planned(form, [*arrays, *reversed(results.values())]):
+            arrays += reversed(results.values())
+            kernels = self._kernels.get((number, examples))
+            if kernels is None:
+                kernels = self._kernels[number, examples] = kernels_of(form, arrays)
+            for plan, addresses in at_addresses(kernels, arrays):
                 plan(*addresses)
         return results[result]
 
@@ -368,9 +376,14 @@ class Compiled:
 def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
     """The kernels of an operator and the addresses they take: of its operands, its results (the first one last), and
     constants."""
-    plans: list[Plan] = []
+    return at_addresses(kernels_of(form, arrays), arrays)
+
+
+def kernels_of(form: Form, arrays: Sequence[np.ndarray]) -> list[Kernel]:
+    """The kernels of an operator for arrays of these shapes."""
+    kernels: list[Kernel] = []
     for call in form:
-        described, addresses = [], []
+        described, places = [], []
         for operand in (*call.operands, call.result):
             if isinstance(operand, Part):
                 array = arrays[operand.position]
@@ -378,10 +391,18 @@ def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
             else:
                 array, shape = operand, operand.shape
             described.append((str(array.dtype), list(shape)))
-            addresses.append(array.ctypes.data)
+            places.append(operand.position if isinstance(operand, Part) else operand)
         plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
-        plans.append((plan, tuple(addresses)))
-    return plans
+        kernels.append((plan, tuple(places)))
+    return kernels
+
+
+def at_addresses(kernels: Sequence[Kernel], arrays: Sequence[np.ndarray]) -> list[Plan]:
+    """Kernels with the addresses of what they take."""
+    return [
+        (plan, tuple([(arrays[place] if isinstance(place, int) else place).ctypes.data for place in places]))
+        for plan, places in kernels
+    ]
 
 
 def _in_one_call(plans: list[Plan]) -> list[Callable[[], None]]:

@@ -29,7 +29,7 @@ from ....kit.planning.plans import PlanStep
 from ..core.accumulators import BrokenExamples, layer_steps
 from ..core.arrays import ENDS, Arrays
 from ..core.integers import nudged_grids
-from ..core.on_device import DeviceSteps, bits_of
+from ..core.on_device import DeviceSteps, Integers, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from . import primitives as p
 from .frozen_layers import FrozenLayer
@@ -121,6 +121,7 @@ class Device:
         self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
         self._epsilons = np.zeros(0)
+        self._known: dict[str, Integers] = {}  # of steps that nothing changes but the grids
         self._runs = threading.local()  # several threads may run it
         # Where a layer may get no gradient at all, its parameters must not get zeros from other layers' operations.
         branches = any("stop_gradient" in step.attributes for step in self.plan.steps)
@@ -148,6 +149,7 @@ class Device:
         if not known or self.placed.profile != profile:
             self._ends, self.placed = ends, DeviceSteps(self.plan, nudged_grids(self.state), profile)
             self._vectors.place(self.placed, ends.device)
+            self._known = {}
         self._epsilons = self.state.epsilons()
 
     @torch.no_grad()
@@ -321,7 +323,13 @@ class Device:
             return None
         if not all(operand.finite or operand.steps.detach().sum().isfinite() for operand in operands):
             return None
-        graph, layouts, (stored,), run = self.functional.device_step(step).integers(self._source([step]))
+        known = self._known
+        integers = known.get(step.path)
+        if integers is None:
+            integers = self.functional.device_step(step).integers(self._source([step]))
+            if not self.functional.tensors_of([step]):
+                known[step.path] = integers
+        graph, layouts, (stored,), run = integers
         names = [name for name in step.operands if self.plan.is_stored(name)]
         if any(graph.tensors[name].dtype not in CODE_RANGES for name in (*names, stored.name)):
             return None
