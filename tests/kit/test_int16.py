@@ -386,6 +386,33 @@ def test_functions_in_16_bits(tmp_path: Path) -> None:
     assert_equal_on_devices(graph, tmp_path, tuple(name for name in profiles_here() if name != "micro"))
 
 
+class RowLength(nn.Module):
+    """Rows divided by their lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.LayerNorm(32), nn.LayerNorm((6, 32)), nn.LayerNorm(32, eps=1e-3), nn.RMSNorm(32), RowLength()], ids=str
+)
+def test_rows_beside_few_large_values(model: nn.Module, tmp_path: Path) -> None:
+    """A transformer has tokens with a value hundreds of times as large as all others: 48,631 beside 0.2, squared, in a
+    sentence encoder. Other rows keep their values."""
+    x = torch.randn(16, 6, 32, generator=torch.Generator().manual_seed(0))
+    x[::2, 1, 3] = 100.0
+    prepared = qat.prepare(model.eval(), x, [WIDE], check=False)
+    qat.calibrate(prepared, [x])
+    qat.freeze(prepared)
+    graph = lower(prepared)
+    codes = simulate(graph, deploy.input_codes(graph, x.numpy()), "reference")
+    (values,) = deploy.output_values(graph, codes).values()
+    errors = np.abs(values - model(x).detach().numpy()).reshape(16, 6, 32).max(2)
+    ordinary = errors[1::2] if isinstance(model, nn.LayerNorm) and len(model.normalized_shape) > 1 else errors[:, 2:]
+    assert ordinary.max() < 0.015
+    assert_equal_on_devices(graph, tmp_path, tuple(name for name in profiles_here() if name != "micro"))
+
+
 @pytest.mark.parametrize("kind", ["add", "sub"])
 @pytest.mark.parametrize("shapes", [((1, 5003), (1, 5003)), ((1, 40, 125), (1, 1, 125)), ((1, 15), (1, 15))])
 def test_sums_of_very_different_grids(kind: str, shapes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:

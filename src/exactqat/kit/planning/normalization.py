@@ -12,6 +12,7 @@ from .network import Step
 from .planner import Planner, handles
 from .refusals import Refused, need_separate, word
 from .stored import Stored
+from .weights import product
 
 # As one more value in the row, a larger epsilon takes too much of the range of the others.
 LARGEST_EPSILON = 1e-4
@@ -33,10 +34,35 @@ def _normalized(
     if centered:
         average = maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative)
         x = maker.subtract(x, average, "centered")
-    squared = maker.multiply(x, x, "squared")
-    variance = maker.reduce("MEAN", squared, axes, True, "variance", nonnegative=True)
-    inverse = maker.function("rsqrt", variance, "inverse_deviation", (epsilon,), nonnegative=True)
+    if maker.is_int16() and _has_rows(x, axes):
+        count = math.prod(x.shape[axis] for axis in axes)
+        lengths = _squared_lengths(maker, x, len(axes))
+        formula = (("mul", (0, 1 / count), ()), ("add", (1, epsilon), ()), ("rsqrt", (2,), ()))
+        inverse = maker.function("composition", lengths, "inverse_deviation", formula, nonnegative=True)
+    else:
+        squared = maker.multiply(x, x, "squared")
+        variance = maker.reduce("MEAN", squared, axes, True, "variance", nonnegative=True)
+        inverse = maker.function("rsqrt", variance, "inverse_deviation", (epsilon,), nonnegative=True)
     return maker.multiply(x, inverse, part, **how)
+
+
+def _has_rows(x: Stored, axes: Sequence[int]) -> bool:
+    """Whether what is normalized lies in one piece on the device: over the last axes, behind the batch."""
+    last = x.rank - 1
+    trailing = sorted(axes) == list(range(x.rank - len(axes), x.rank))
+    return trailing and x.batch_axis == 0 < min(axes) and x.channels in (None, last)
+
+
+def _squared_lengths(maker: Maker, x: Stored, axes: int) -> Stored:
+    """The sum of the squares over the last axes, which the result has with length 1, as products of rows with themselves.
+
+    Squares that are stored do not do in a transformer: beside those of its few large values, whole rows of others are
+    less than a step. A product is rounded once, after its sum.
+    """
+    lead = x.shape[: x.rank - axes]
+    rows = maker.reshape(x, (lead[0], math.prod(lead[1:]), 1, math.prod(x.shape[len(lead) :])), 0, "rows")
+    lengths = product(maker, rows, rows, "products", adj_y=True, nonnegative=True)
+    return maker.reshape(lengths, (*lead, *[1] * axes), 0, "squared_lengths")
 
 
 def _scaled(

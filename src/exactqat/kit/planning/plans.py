@@ -244,7 +244,7 @@ class Row(NamedTuple):
         return self.path, self.kind, self.activation, shape, self.weight_bits, self.bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything decided before training.
 
@@ -269,6 +269,11 @@ class Plan:
     unused_rules: tuple[str, ...] = ()
     results: tuple[PlanOutput, ...] = ()
     rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: whole, it is as long as the network's weights."""
+        names = ", ".join(plan_input.path for plan_input in self.inputs)
+        return f"Plan({len(self.steps)} steps from {names} to {', '.join(self.outputs)}; rows() lists them)"
 
     def stored(self, path: str) -> PlanStep | PlanInput:
         """The step or input that stores the tensor of that path."""

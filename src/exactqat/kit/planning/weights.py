@@ -305,7 +305,14 @@ def _take_bias(planner: Planner, count: int) -> str | None:
     return other
 
 
-def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = None, adj_y: bool = False) -> Stored:
+def product(
+    maker: Maker,
+    a: Stored | str,
+    b: Stored | str,
+    part: str | None = None,
+    adj_y: bool = False,
+    nonnegative: bool = False,
+) -> Stored:
     """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b are swapped."""
     shapes = [side.shape if isinstance(side, Stored) else maker.planner.constants[side].shape for side in (a, b)]
     columns = shapes[1][-2] if adj_y else shapes[1][-1]
@@ -319,8 +326,9 @@ def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = N
     shape = (*lead, shapes[0][-2], columns)
     attributes = {"adj_x": False, "adj_y": adj_y}
     return maker.store(
-        "BATCH_MATMUL", operands, shape, part, attributes=attributes, batch_axis=batch_axis, channels=rank - 1
-    )
+        "BATCH_MATMUL", operands, shape, part, attributes=attributes, batch_axis=batch_axis, channels=rank - 1,
+        nonnegative=nonnegative,
+    )  # fmt: skip
 
 
 @handles("batch_norm")
