@@ -725,6 +725,18 @@ def test_rows_of_an_example() -> None:
     assert network.values[network.inputs[1]].shape == (3,)
 
 
+def shifted_windows(m: Function, x: torch.Tensor) -> torch.Tensor:
+    """Attention in four windows of each image, of which every one has a mask of its own, as in Swin."""
+    windows = x.reshape(-1, 6, 2, 4, 2, 4).permute(0, 2, 4, 3, 5, 1).reshape(-1, 1, 16, 6)
+    mask = torch.arange(4.0).view(1, 4, 1, 1, 1).expand(x.shape[0], -1, -1, -1, -1).reshape(-1, 1, 1, 1)
+    mask = mask * torch.eye(16)
+    return torch.nn.functional.scaled_dot_product_attention(windows, windows, windows, mask).reshape(x.shape)
+
+
+def test_attention_in_windows_of_each_image() -> None:
+    assert "attention" in kinds(agree(Function(shifted_windows), IMAGE))
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED = {

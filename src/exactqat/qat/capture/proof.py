@@ -171,10 +171,11 @@ class Subject:
         """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
         inputs far beyond the example's, and at the numbers that the network compares with. Where programs are compiled,
         three for each side: of training with gradients, and of evaluation for one example and for one more than in
-        training. The last ones are for gradients of the user's own, which differ for some numbers only: batch norms
-        make the same of any two examples."""
+        training; of few examples, as what they compile to was not made to be fast. The last ones are for gradients of
+        the user's own, which differ for some numbers only: batch norms make the same of any two examples."""
         numbers = sum(array.size for array in self.inputs)
-        first = max(2, min(self.examples, 8, _ENOUGH // max(numbers // max(self.examples, 1), 1)))
+        most = 3 if self.compiles else 8
+        first = max(2, min(self.examples, most, _ENOUGH // max(numbers // max(self.examples, 1), 1)))
         second, third, far = 3 if first != 3 else 2, first, min(self.examples, 3)
         if self.compiles:
             second, third, far = first, first + 1, first + 1 if self.examples > 1 else 1
@@ -193,8 +194,7 @@ class Subject:
                 trials.append(replace(beyond, corners=corners))
         yield from trials
         if self.rules:
-            many = first if self.compiles else 8
-            yield from (replace(trials[0], examples=many, scale=scale) for scale in (1.0, 4.0))
+            yield from (replace(trials[0], examples=8, scale=scale) for scale in (1.0, 4.0))
 
     def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
         """The inputs of a trial."""

@@ -50,7 +50,7 @@ _EXAMPLES = 2**24 - 3
 # Operands by which a constant is called that is computed for them.
 _ROLES = ("weight", "bias", "mean", "variance", "mask")
 # What may have several rows for each example, with numbers of their own.
-_OF_ROWS = ("add", "sub", "mul", "div", "maximum", "minimum", "matmul")
+_OF_ROWS = ("add", "sub", "mul", "div", "maximum", "minimum", "matmul", "attention")
 # Operators by the words of those who write them otherwise.
 _WORDS = {
     "max_pool1d_with_indices": "F.max_pool1d",
@@ -324,7 +324,7 @@ class Converter(ItemBuilder[Fixed]):
         except _RowsDiffer:
             if outers != {1} or kind not in _OF_ROWS:
                 raise
-            return self._of_rows_apart(kind, operands, tuple(shape))
+            return self._of_rows_apart(kind, operands, tuple(shape), attributes)
         assert isinstance(item, Traced)
         item.outer = outers.pop() if outers else 1
         self.operands_of[item.name] = tuple(operands)
@@ -339,11 +339,13 @@ class Converter(ItemBuilder[Fixed]):
     def name_of_result(self) -> str:
         return free_name(self.current.name, self.constants, self.tensors, self.values, first=1)
 
-    def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape) -> Traced:
+    def _of_rows_apart(
+        self, kind: str, operands: Sequence[Any], shape: Shape, attributes: Mapping[str, Any]
+    ) -> Traced:
         """A step on operands of several rows for each example, with an axis of their own for these rows."""
         axis = self.batch_axis(shape)
         rows = shape[axis].multiple
-        if kind == "matmul" and axis >= len(shape) - 2:
+        if kind in ("matmul", "attention") and axis >= len(shape) - 2:
             raise Refused(MIXES)
         apart = []
         for operand in operands:
@@ -353,7 +355,8 @@ class Converter(ItemBuilder[Fixed]):
                 parts = [Batch(), rows] if size == shape[axis] else [1, size]
                 operand = self.reshape(operand, [*operand.shape[:at], *parts, *operand.shape[at + 1 :]])
             apart.append(operand)
-        return self.reshape(self.emit(kind, apart, (*shape[:axis], Batch(), rows, *shape[axis + 1 :])), shape)
+        result = self.emit(kind, apart, (*shape[:axis], Batch(), rows, *shape[axis + 1 :]), **attributes)
+        return self.reshape(result, shape)
 
     def permute(self, item: Either, axes: Sequence[int]) -> Either:
         return self.call(aten.permute.default, item, [int(axis) for axis in axes])
