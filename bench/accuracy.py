@@ -253,25 +253,21 @@ def trainings(
     name: str,
     taught: bool = False,
 ) -> dict[str, deploy.Graph]:
-    """QAT at one rate from what was searched; it learns the ranges, too. Where it is taught, it learns from `teacher`,
-    and the device rounds in the last fifth of the steps."""
+    """QAT at one rate from what was searched; it learns the ranges too, and from `teacher` where it is taught."""
     network = result.apply(prepared(case, [replace(rule, ranges="learned") for rule in rules]))
     # The ranges of weights are trained more slowly.
     groups = qat.parameter_groups(network, rate, range_lr=rate)
     tutor = teacher(case.task, case.folder, case.model, case.parts) if taught else None
     epochs = 1 if quick else case.task.qat_epochs
     torch.manual_seed(case.order)
-    freeze = qat.freeze if taught else None
-    fit(case.task, network.train(), *case.parts[0], epochs, rate, groups, warm_up=True, teacher=tutor, freeze=freeze)
-    versions = {"": network}
-    if not taught and (again := resettled(case.task, network, case.parts[0][0])) is not None:
-        versions[", statistics again"] = again
-    loss = ", taught, last fifth frozen" if taught else ""
+    fit(case.task, network.train(), *case.parts[0], epochs, rate, groups, warm_up=True, teacher=tutor)
+    versions = {"": network, ", statistics again": resettled(case.task, network, case.parts[0][0])}
+    loss = ", taught" if taught else ""
     graphs: dict[str, deploy.Graph] = {}
     for way, version in versions.items():
-        if not version.frozen:
+        if version is not None:
             qat.freeze(version)
-        graphs[f"QAT {rate:g}{way}{loss}{name}"] = deploy.lower(version.eval())
+            graphs[f"QAT {rate:g}{way}{loss}{name}"] = deploy.lower(version.eval())
     return graphs
 
 

@@ -308,14 +308,12 @@ def fit(
     groups: Any = None,
     warm_up: bool = False,
     teacher: nn.Module | None = None,
-    freeze: Callable[[nn.Module], object] | None = None,
 ) -> None:
     """Trains with Adam, whose rate falls by a cosine.
 
     groups: the optimizer's; by default all parameters at one rate.
     warm_up: the rate rises over the first tenth of the steps.
     teacher: half of the loss is how far the classes are from those of this network.
-    freeze: called with the model before the last fifth of the steps.
     """
     in_training(task, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -323,7 +321,6 @@ def fit(
     tensors, y = tensors_of(inputs), torch.from_numpy(targets)
     batches = -(-len(y) // 64)
     steps = epochs * batches
-    last_fifth = steps - round(steps / 5)
     rising = round(steps / 10) if warm_up else 0
 
     def factor(step: int) -> float:
@@ -332,10 +329,8 @@ def fit(
         )
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    for epoch in range(epochs):
-        for step, rows in enumerate(torch.randperm(len(y)).split(64), epoch * batches):
-            if freeze is not None and step == last_fifth:
-                freeze(model)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
             examples = [task.augmented(x[rows]) for x in tensors]
             outputs = model(*examples)

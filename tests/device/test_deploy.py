@@ -59,17 +59,6 @@ def check(graph: Graph, codes: dict[str, np.ndarray], profile: str, path: Path) 
     return report
 
 
-@pytest.mark.parametrize("profile", HERE)
-def test_sums_beyond_32_bits_after_the_shift(profile: str, tmp_path: Path) -> None:
-    """A multiplier of 1 or more: the reference kernels wrap where XNNPACK saturates."""
-    builder = Builder()
-    x = builder.input("x", (1, 1, 1, 1), per_tensor(1.0, 0))
-    bias = np.array([0, 2**20, 2**28, 2**30, -(2**29), -(2**30) - 999])
-    y = builder.conv_2d(x, np.full((6, 1, 1, 1), 9), [3.0], bias, per_tensor(1.0, 0), name="y")
-    codes = np.arange(-128, 128, dtype=np.int8).reshape(-1, 1, 1, 1)
-    check(builder.graph([y]), {"x": codes}, profile, tmp_path / "model.tflite")
-
-
 def residual_network(rng: Random, bits: int) -> Graph:
     """First layer depthwise, then a residual block, a stride-2 layer, two pools, concatenation and a dense head."""
     builder = Builder()
@@ -400,6 +389,14 @@ def broken_graphs() -> list[tuple[str, Graph]]:
             with_tensor(graph, "first/bias", quantization=Quantization(scale * 3000, np.zeros(4), 0)),
         ),
         ("the int32 accumulator can overflow", with_tensor(graph, "first/bias", data=np.full(4, 2**31 - 1, np.int32))),
+        (
+            "the rescaled sum can leave 32 bits",  # on which kernels do not agree; a bias that training drove there
+            with_tensor(
+                with_tensor(graph, "first", quantization=per_tensor(float(scale.min()) / 8, 0)),
+                "first/bias",
+                data=np.full(4, 2**28, np.int32),
+            ),
+        ),
         ("scale must be below 256 for every channel", with_tensor(graph, "first", quantization=per_tensor(1e-7, 0))),
         ("output must have shape", with_tensor(graph, "second", shape=(1, 5, 5, 7))),
         ("graph output 'first/nothing'|'first/nothing' is not among", graph.with_outputs(["first/nothing"])),

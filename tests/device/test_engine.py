@@ -198,11 +198,14 @@ def conv(
     if extreme:
         weights = np.where(rng.integers(0, 2, filter), 127, -127)
         np.moveaxis(weights, axis, 0)[0] = 127
-        room = 2**47 - 1 - int(depth) * 127 * 32768 if wide else 2**31 - 1 - int(depth) * 127 * 255
-        bias = np.where(rng.integers(0, 2, channels), room, -room)
         scale = (2.0 ** (rng.uniform(-10, 2, channels) if wide else rng.uniform(-20, 6, channels))).astype(np.float32)
-    # Rescaled sums of 48 bits stay below 2**31, which kernels for int16 need.
+    # Rescaled sums stay below 2**31, which kernels need.
     step = 2 / 255 / fineness if not extreme else 2.0 ** (rng.integers(4, 8) if wide else rng.integers(-3, 8))
+    if extreme:
+        shift = np.maximum(np.frexp(scale / 64 / fineness / step)[1], 0)
+        most = np.int64(2) ** (47 if wide else 31 - shift) - 1
+        room = most - int(depth) * 127 * (32768 if wide else 255)
+        bias = np.where(rng.integers(0, 2, channels), room, -room)
     output = per_tensor(step, 0 if wide else 3, dtype)
     call = getattr(builder, kind)
     return builder.graph([call("x", weights, scale, bias, output, name="y", **attributes)])

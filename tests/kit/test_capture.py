@@ -737,6 +737,20 @@ def test_attention_in_windows_of_each_image() -> None:
     assert "attention" in kinds(agree(Function(shifted_windows), IMAGE))
 
 
+def test_product_with_what_is_repeated_for_each_example() -> None:
+    def product(m: Function, x: torch.Tensor) -> torch.Tensor:
+        table = m.linear.weight[:, None].expand(-1, x.shape[0], -1)
+        return torch.einsum("bcij,ibj->bci", x, table)
+
+    agree(Function(product), IMAGE)
+
+
+def test_empty_slices_are_nothing() -> None:
+    """Rotary embeddings of all features leave none behind."""
+    network = agree(Function(lambda m, x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1) + x), IMAGE)
+    assert "concat" not in kinds(network)
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED = {

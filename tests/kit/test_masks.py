@@ -241,6 +241,27 @@ def test_masks_of_real_numbers_in_pytorch(how: str, hidden: float, tmp_path: Pat
         assert (exact(x, mask) - model(x, mask)).abs().max() < 0.1
 
 
+def test_scores_hidden_twice(tmp_path: Path) -> None:
+    """The lowest number twice is no number (as in GPT-Neo)."""
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    class Network(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            shown, lowest = torch.ones(LENGTH, LENGTH).tril().bool(), torch.finfo(torch.float32).min
+            scores = torch.where(shown, x @ x.transpose(1, 2), lowest)
+            return (scores + torch.zeros(LENGTH, LENGTH).masked_fill(~shown, lowest)).softmax(-1) @ x
+
+    x = torch.randn(8, LENGTH, FEATURES)
+    model = qat.prepare(Network(), x)
+    qat.calibrate(model, [x])
+    qat.freeze(model)
+    model.eval()
+    computes_the_devices_integers(deploy.lower(model), tmp_path, (x.numpy(),), model=model)
+    with torch.no_grad():
+        assert (model(x) - Network()(x)).abs().max() < 0.1
+
+
 # --- JAX --------------------------------------------------------------------------------------------------------------
 
 

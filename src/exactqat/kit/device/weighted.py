@@ -226,9 +226,11 @@ class Weighted(DeviceOperator):
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
-        if bits > 31:
-            fits = bool(np.all(bound * multiplier < 2**31))
-            need(fits, "the rescaled sum can leave 32 bits; the bias or the filter is too large for the output's scale")
+        # Kernels with int16 activations rescale in 64 bits. Those for int8 shift a sum left by the exponent first, each
+        # with another result where that leaves 32 bits.
+        factor = multiplier if bits > 31 else np.exp2(np.maximum(np.frexp(multiplier)[1], 0))
+        fits = bool(np.all(bound * factor < 2**31))
+        need(fits, "the rescaled sum can leave 32 bits; the bias or the filter is too large for the output's scale")
 
     def exact_steps(self, call: Call) -> np.ndarray | None:
         x = centered(call.codes[0], call.inputs[0]).astype(np.float64)

@@ -115,12 +115,16 @@ def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Sto
 
 
 def _only_for_softmax(planner: Planner, step: Step) -> bool:
-    """Whether only softmax reads a step's result."""
+    """Whether only softmax reads a step's result, or what other masks make of it."""
+
+    def passes(reader: Step) -> bool:
+        names = reader.inputs if reader.kind == "add" else ()
+        added = [planner.constants[name] for name in names if name in planner.constants]
+        return reader.kind in ("reshape", "permute", "identity", "dropout") or any(map(masks.hides_or_keeps, added))
+
     readers = planner.readers(step)
     return bool(readers) and all(
-        reader.kind == "softmax"
-        or (reader.kind in ("reshape", "permute", "identity", "dropout") and _only_for_softmax(planner, reader))
-        for reader in readers
+        reader.kind == "softmax" or (passes(reader) and _only_for_softmax(planner, reader)) for reader in readers
     )
 
 

@@ -142,6 +142,12 @@ def are_zeros_and_ones(constant: Constant) -> bool:
     return values is not None and bool(((values == 0) | (values == 1)).all())
 
 
+def hides_or_keeps(constant: Constant) -> bool:
+    """Whether a constant that is added hides scores and leaves all others as they are, whatever is trained."""
+    values = None if constant.data is None else np.asarray(constant.data)
+    return values is not None and bool(((values == 0) | (values <= HIDES)).all())
+
+
 def line_in_front_of_softmax(network: Network, name: str, x: Stored, weight: float, bias: float) -> tuple[float, float]:
     """``weight * x + bias`` of a mask before a softmax: no further below 0 than matters, so that the mask does not fill
     the grid of the scores.

@@ -54,7 +54,7 @@ def _has_rows(x: Stored, axes: Sequence[int]) -> bool:
 
 
 def _squared_lengths(maker: Maker, x: Stored, axes: int) -> Stored:
-    """The sum of the squares over the last axes, which the result has with length 1, as products of rows with themselves.
+    """The sum of squares over the last axes, which the result has with length 1, as products of rows with themselves.
 
     Squares that are stored do not do in a transformer: beside those of its few large values, whole rows of others are
     less than a step. A product is rounded once, after its sum.

@@ -381,7 +381,8 @@ class ItemBuilder(Generic[Fixed]):
         return self.emit("flip", [x], x.shape, x.dtype, axes=tuple(axes))
 
     def join(self, items: Sequence[Any], axis: int) -> Any:
-        """Items one after another along an axis, a value of the network among them."""
+        """Items one after another along an axis, a value of the network among them; empty ones are nothing."""
+        items = [item for item in items if item.shape[axis] != 0] or items[:1]
         if len(items) == 1:
             return items[0]
         shape = list(next((item for item in items if isinstance(item, Moving)), items[0]).shape)

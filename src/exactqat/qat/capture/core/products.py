@@ -140,8 +140,8 @@ def _contracted(
 ) -> tuple[Moving, str]:
     """What both have and somebody needs leads; what nobody needs is summed over."""
     both = [letter for letter in xs if letter in ys and letter in needed]
-    if both and not isinstance(y, Moving):  # the same for all examples
-        batch = xs[c.batch_axis(x.shape)]
+    if both and not isinstance(y, Moving) and (batch := xs[c.batch_axis(x.shape)]) not in ys:
+        # The same for all examples.
         y, ys, both = c.reshape(y, (1, *y.shape)), batch + ys, [batch, *both]
     summed = [letter for letter in xs if letter in ys and letter not in both]
     names = [*both, *(letter for letter in xs + ys if (letter in xs) != (letter in ys))]

@@ -339,9 +339,7 @@ class Converter(ItemBuilder[Fixed]):
     def name_of_result(self) -> str:
         return free_name(self.current.name, self.constants, self.tensors, self.values, first=1)
 
-    def _of_rows_apart(
-        self, kind: str, operands: Sequence[Any], shape: Shape, attributes: Mapping[str, Any]
-    ) -> Traced:
+    def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape, attributes: Mapping[str, Any]) -> Traced:
         """A step on operands of several rows for each example, with an axis of their own for these rows."""
         axis = self.batch_axis(shape)
         rows = shape[axis].multiple

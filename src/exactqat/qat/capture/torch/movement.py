@@ -175,7 +175,7 @@ def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
 @handles("cat", "concat", "concatenate")
 def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = (getattr(a, "dim", None) or getattr(a, "axis", None) or 0) % len(meta.shape)
-    pieces = [tensor for tensor in a.tensors if tensor.shape != (0,)]
+    pieces = [tensor for tensor in a.tensors if tensor.shape != (0,) and tensor.shape[axis] != 0] or a.tensors[:1]
     for piece in pieces:
         c.keep_batch(piece, [axis])
     return pieces[0] if len(pieces) == 1 else c.emit("concat", pieces, *meta, axis=axis)
