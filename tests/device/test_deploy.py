@@ -450,7 +450,7 @@ def test_builder_refuses_what_has_no_code() -> None:
         builder.input("x", (1, 4, 4, 2), output)
     with pytest.raises(ValueError, match="scale must be positive and finite"):
         per_tensor(0.0, 0)
-    with pytest.raises(ValueError, match="must be below 256, got 500"):
+    with pytest.raises(ValueError, match="must be below 64, got 500"):
         builder.graph([builder.add("x", "x", per_tensor(0.001, 0), name="z")])
 
 

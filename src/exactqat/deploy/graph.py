@@ -120,15 +120,24 @@ class Graph:
         for name in self.variables:
             with _at(f"variable {name!r}"):
                 self._check_variable(self.tensors[name])
+        ready = self.check_operators()
+        for name in self.outputs:
+            if name not in ready:
+                raise ValueError(f"graph output {name!r} is produced by no operator")
+
+    def check_operators(self) -> set[str]:
+        """The names of all tensors, the operators' results among them.
+
+        Raises:
+            Refusal: the device cannot run an operator.
+        """
         ready = {*self.inputs, *self.variables}
         ready.update(name for name, tensor in self.tensors.items() if tensor.data is not None)
         for index, operator in enumerate(self.operators):
             where = f"operator {index} ({operator.kind} -> {', '.join(operator.outputs)})"
             check_operator(operator, self.tensors, ready, where)
             ready.update(operator.outputs)
-        for name in self.outputs:
-            if name not in ready:
-                raise ValueError(f"graph output {name!r} is produced by no operator")
+        return ready
 
     def _check_variable(self, tensor: Tensor) -> None:
         ends = tensor.name in (*self.inputs, *self.outputs)

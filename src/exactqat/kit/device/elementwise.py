@@ -123,7 +123,8 @@ class Add(FusedBinary):
     in_vectors: ClassVar[bool] = True
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return ScaleLimits("each", highest=256)
+        # LiteRT's vectors hold a sum in 16 bits, and wrap beyond.
+        return ScaleLimits("each", highest=64 if self.in_vectors and dtypes[-1] == "int8" else 256)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)

@@ -16,8 +16,16 @@ from .weights import per_channel, step_width, weight_codes
 
 
 def nudged_grids(state: State) -> dict[str, tuple[np.float32, int]]:
-    """Scale and zero point of all grids, by name."""
-    return {name: state.grid(name).scale_and_zero_point() for name in state.functional.grids}
+    """Scale and zero point of all grids, by name.
+
+    Raises:
+        ValueError: a range is not finite.
+    """
+    grids: dict[str, tuple[np.float32, int]] = {}
+    for name in state.functional.grids:
+        require_finite(f"the range of '{name}'", *state.grid(name).ends())
+        grids[name] = state.grid(name).scale_and_zero_point()
+    return grids
 
 
 def all_numbers(state: State) -> Numbers:
@@ -27,13 +35,10 @@ def all_numbers(state: State) -> Numbers:
         MissingData: a range has seen no data.
         ValueError: a range or a weight is not finite.
     """
-    grids: dict[str, tuple[np.float32, int]] = {}
     for name, grid in state.functional.grids.items():
         if grid.rule.ranges != "fixed" and not state.ranges[name]["batches"] > 0:
             require_data([name])
-        require_finite(f"the range of '{name}'", *state.grid(name).ends())
-        grids[name] = state.grid(name).scale_and_zero_point()
-    return numbers_of(state, state.plan.steps, grids)
+    return numbers_of(state, state.plan.steps, nudged_grids(state))
 
 
 def numbers_of(state: State, steps: Sequence[PlanStep], grids: dict[str, tuple[np.float32, int]]) -> Numbers:

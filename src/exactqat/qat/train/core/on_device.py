@@ -231,6 +231,7 @@ class DeviceStep(DevicePart):
 
     def _lowered(self, numbers: Numbers) -> Integers:
         lowered = lower_step(self.plan, self.step, numbers)
+        lowered.graph.check_operators()
 
         def run(codes: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             for operator in lowered.graph.operators:
