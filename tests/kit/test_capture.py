@@ -726,7 +726,7 @@ def test_rows_of_an_example() -> None:
 
 
 def shifted_windows(m: Function, x: torch.Tensor) -> torch.Tensor:
-    """Attention in four windows of each image, of which every one has a mask of its own, as in Swin."""
+    """Attention in four windows of each image, each with a mask of its own, as in Swin."""
     windows = x.reshape(-1, 6, 2, 4, 2, 4).permute(0, 2, 4, 3, 5, 1).reshape(-1, 1, 16, 6)
     mask = torch.arange(4.0).view(1, 4, 1, 1, 1).expand(x.shape[0], -1, -1, -1, -1).reshape(-1, 1, 1, 1)
     mask = mask * torch.eye(16)
@@ -746,7 +746,7 @@ def test_product_with_what_is_repeated_for_each_example() -> None:
 
 
 def test_empty_slices_are_nothing() -> None:
-    """Rotary embeddings of all features leave none behind."""
+    """Rotary embeddings of all features leave no others."""
     network = agree(Function(lambda m, x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1) + x), IMAGE)
     assert "concat" not in kinds(network)
 

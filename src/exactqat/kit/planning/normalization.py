@@ -47,7 +47,7 @@ def _normalized(
 
 
 def _has_rows(x: Stored, axes: Sequence[int]) -> bool:
-    """Whether what is normalized lies in one piece on the device: over the last axes, behind the batch."""
+    """Whether what is normalized lies in one piece on the device: over the last axes, after the batch."""
     last = x.rank - 1
     trailing = sorted(axes) == list(range(x.rank - len(axes), x.rank))
     return trailing and x.batch_axis == 0 < min(axes) and x.channels in (None, last)
