@@ -95,6 +95,20 @@ def composed(model: qat.PreparedModel) -> qat.PreparedModel:
     return other
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_ranges_that_no_device_takes_are_named() -> None:
+    """Of a network that diverged after `freeze`; a step that the host computes has limits of its own."""
+    for rule, value, message in (
+        (EIGHT, math.inf, "the range of '0' contains NaN or infinity"),
+        (qat.Rule(activation_bits=16), 1e12, "LOGISTIC .*: input scale must be in"),
+    ):
+        prepared = frozen(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.ReLU()), torch.rand(3, 4), rule)
+        with torch.no_grad():
+            prepared.get_submodule("quantization.0.output_quantizer.range").maximum.fill_(value)
+        with pytest.raises(ValueError, match=message):
+            prepared(torch.rand(3, 4))
+
+
 # Codes
 
 

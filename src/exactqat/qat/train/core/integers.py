@@ -23,7 +23,7 @@ def nudged_grids(state: State) -> dict[str, tuple[np.float32, int]]:
     """
     grids: dict[str, tuple[np.float32, int]] = {}
     for name in state.functional.grids:
-        require_finite(f"the range of '{name}'", *state.grid(name).ends())
+        require_finite(f"the range of '{name}'", *map(float, state.grid(name).ends()))
         grids[name] = state.grid(name).scale_and_zero_point()
     return grids
 
